@@ -17,6 +17,8 @@ from torch import Tensor
 _SAMPLES = 512
 # Numbers that a captured pass can read; the largest Zipformer needs some thousands.
 _CAPACITY = 2**16
+# Numbers of one place, so that all places are aligned alike and kernels are compiled once for them.
+_ALIGNED = 4
 
 
 @dataclass(frozen=True)
@@ -71,18 +73,26 @@ class Recorder:
 
     def add(self, compute: Callable[[], Sequence[float]], count: int) -> Tensor:
         """(count,) float32 on the device, which `refresh` fills with the numbers of `compute`."""
-        if self._used + count > _CAPACITY:
+        place = self._used
+        self._used += _padded(count)
+        if self._used > _CAPACITY:
             raise RuntimeError(f"a captured pass needs more than {_CAPACITY} numbers from the host")
         self.program.append(compute)
-        self._used += count
-        return self._values_K[self._used - count : self._used]
+        return self._values_K[place : place + count]
 
     def refresh(self, program: Sequence[Callable[[], Sequence[float]]]) -> None:
         """Fill the numbers of a captured pass, without waiting for the device."""
-        values = [value for compute in program for value in compute()]
+        values: list[float] = []
+        for compute in program:
+            values += compute()
+            values += [0.0] * (_padded(len(values)) - len(values))
         if values:
             values_K = torch.tensor(values, pin_memory=self._values_K.is_cuda)
             self._values_K[: len(values)].copy_(values_K, non_blocking=True)
+
+
+def _padded(count: int) -> int:
+    return -(-count // _ALIGNED) * _ALIGNED
 
 
 class Clock:
