@@ -157,7 +157,7 @@ class EncoderGraphs:
     ) -> CapturedPasses:
         batch, frames, bins = shape
         if self._output_dtype is None:
-            self._warm_up(bins, choices)
+            self._warm_up(frames, bins, choices)
         assert self._output_dtype is not None
         device = self._flat_grad.device
         features_NTF = self._buffers.part("features", shape, torch.float32)
@@ -185,8 +185,22 @@ class EncoderGraphs:
             grad_NTE=grad_NTE,
         )
 
-    def _warm_up(self, bins: int, choices: dict[str, Any]) -> None:
-        """One pass over zeros for what cannot be captured: libraries load, kernels compile."""
+    def _warm_up(self, frames: int, bins: int, choices: dict[str, Any]) -> None:
+        """Passes over zeros for what cannot be captured: libraries load, kernels compile."""
+        from pruned_rnnt.model.kernels.available import use_kernels
+
+        if not use_kernels(self._flat_grad):
+            self._pass_over_zeros(_WARM_UP_FRAMES, bins, choices)
+            return
+        from pruned_rnnt.model.kernels.variants import compiled_together, counts
+
+        with compiled_together(self._flat_grad.device):
+            self._pass_over_zeros(frames, bins, choices)
+            if counts.compiled:
+                # A first start; the kernels over rows of longer batches have other block sizes.
+                self._pass_over_zeros(2 * frames, bins, choices)
+
+    def _pass_over_zeros(self, frames: int, bins: int, choices: dict[str, Any]) -> None:
         device = self._flat_grad.device
         self._stream.wait_stream(torch.cuda.current_stream())
         with (
@@ -194,8 +208,8 @@ class EncoderGraphs:
             torch.cuda.stream(self._stream),
             self._recording(),
         ):
-            features_NTF = torch.zeros((2, _WARM_UP_FRAMES, bins), device=device)
-            lengths_N = torch.full((2,), _WARM_UP_FRAMES, dtype=torch.int64, device=device)
+            features_NTF = torch.zeros((2, frames, bins), device=device)
+            lengths_N = torch.full((2,), frames, dtype=torch.int64, device=device)
             encoded_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
             self._add_gradients(encoded_NTE, torch.zeros_like(encoded_NTE))
             self._output_dtype = encoded_NTE.dtype

@@ -48,7 +48,7 @@ def _squash_kernel(
     rows,
     value_stride,
     squashed_stride,
-    C: tl.constexpr,
+    C,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -73,7 +73,7 @@ def _squash_backward_kernel(
     rows,
     value_stride,
     squashed_stride,
-    C: tl.constexpr,
+    C,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):

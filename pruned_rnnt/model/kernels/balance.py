@@ -47,7 +47,7 @@ def _sums_kernel(
     rows,
     x_stride,
     turns,
-    C: tl.constexpr,
+    C,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -73,7 +73,7 @@ def _coefficients(
     rows,
     parts,
     channel,
-    C: tl.constexpr,
+    C,
     TINY: tl.constexpr,
     ADDED: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -115,8 +115,8 @@ def _apply_kernel(
     x_stride,
     parts,
     turns,
-    C: tl.constexpr,
-    STRENGTH: tl.constexpr,
+    C,
+    strength,
     TINY: tl.constexpr,
     ADDED: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -127,7 +127,7 @@ def _apply_kernel(
         offset, slope = _coefficients(
             sums_ptr, settings_ptr, rows, parts, channel, C, TINY, ADDED, BLOCK_C
         )
-        offset, slope = STRENGTH * offset, STRENGTH * slope
+        offset, slope = strength * offset, strength * slope
         for turn in range(turns):
             row, inside = rows_of_turn(turn, rows, channel, C, BLOCK_R)
             x_place = x_ptr + row[:, None] * x_stride + channel[None, :]

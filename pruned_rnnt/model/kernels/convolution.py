@@ -34,7 +34,7 @@ _SUMMED = 256
 
 @kernel("rows")
 def _gate_kernel(
-    x_ptr, real_ptr, out_ptr, rows, E: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr
+    x_ptr, real_ptr, out_ptr, rows, E, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr
 ):
     row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
     real = tl.load(real_ptr + row, mask=row < rows, other=0)
@@ -53,7 +53,7 @@ def _gate_backward_kernel(
     grad_ptr,
     grad_x_ptr,
     rows,
-    E: tl.constexpr,
+    E,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -104,7 +104,7 @@ def _depthwise_kernel(
     frames,
     out_frames,
     shift,
-    E: tl.constexpr,
+    E,
     K: tl.constexpr,
     STEP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
@@ -147,7 +147,7 @@ def _depthwise_weight_kernel(
     frames,
     out_frames,
     padding,
-    E: tl.constexpr,
+    E,
     K: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
     SUMMED: tl.constexpr,

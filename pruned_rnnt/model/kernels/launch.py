@@ -2,7 +2,9 @@
 
 Triton binds, checks and hashes all arguments at every call, which takes the host several times as
 long as a torch op. This launcher looks up the compiled kernel by the properties that Triton
-specialises on: dtypes, alignment of pointers, divisibility of integers, and constants.
+specialises on: dtypes, alignment of pointers, divisibility of integers, and constants. Sizes such
+as numbers of channels are arguments rather than constants, so that one compiled variant serves all
+models and layers.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import torch
 import triton
 from torch import Tensor
 
+from pruned_rnnt.model.kernels import variants
+
 _ALIGNMENT = 16
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -25,36 +29,32 @@ class Kernel:
     Args:
         function: the Python function.
         unspecialised: names of integers on whose values Triton does not specialise.
+
+    Attributes:
+        compiled: variants by device and by `specialisation`.
     """
 
     def __init__(self, function: Callable[..., Any], unspecialised: tuple[str, ...]) -> None:
-        self._jit = triton.jit(function, do_not_specialize=list(unspecialised))
-        self._compiled: dict[Any, Any] = {}
-        names = list(self._jit.arg_names)
+        self.jit = triton.jit(function, do_not_specialize=list(unspecialised))
+        self.compiled: dict[Any, Any] = {}
+        names = list(self.jit.arg_names)
         self._plain = frozenset(names.index(name) for name in unspecialised)
-        self._constant = frozenset(getattr(self._jit, "constexprs", ()))
+        self._constant = frozenset(getattr(self.jit, "constexprs", ()))
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4) -> None:
         """Launch on the current stream, with all arguments of the function in its order."""
         if _INTERPRETED:
-            self._jit[grid](*arguments)
+            self.jit[grid](*arguments)
             return
         device = torch.cuda.current_device()
-        parts: list[Any] = [device, num_warps]
-        for index, value in enumerate(arguments):
-            if isinstance(value, Tensor):
-                parts.append((value.dtype, value.data_ptr() % _ALIGNMENT))
-            elif index in self._constant or value is None or isinstance(value, float):
-                parts.append(value)
-            elif index not in self._plain:
-                parts.append((value % _ALIGNMENT == 0, value == 1, value >= 2**31))
-            else:
-                parts.append(value >= 2**31)
-        key = tuple(parts)
-        compiled = self._compiled.get(key)
-        if compiled is None:
-            self._compiled[key] = self._jit[grid](*arguments, num_warps=num_warps)
+        key = (device, num_warps, *self.specialisation(arguments))
+        if variants.collector is not None:
+            variants.collector.add(self, key, arguments, num_warps)
             return
+        compiled = self.compiled.get(key)
+        if compiled is None:
+            compiled = variants.compile_variant(self.jit, device, arguments, num_warps)
+            self.compiled[key] = compiled
         x, y, z = (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
         compiled.run(
@@ -69,6 +69,22 @@ class Kernel:
             None,
             *arguments,
         )
+
+    def specialisation(self, arguments: tuple[Any, ...]) -> list[Any]:
+        """The properties of arguments of which each combination is compiled by itself."""
+        parts: list[Any] = []
+        for index, value in enumerate(arguments):
+            if isinstance(value, Tensor):
+                parts.append((value.dtype, value.data_ptr() % _ALIGNMENT == 0))
+            elif index in self._constant or value is None:
+                parts.append(value)
+            elif isinstance(value, float):
+                parts.append(0.0)
+            elif index not in self._plain:
+                parts.append((value % _ALIGNMENT == 0, value == 1, value >= 2**31))
+            else:
+                parts.append(value >= 2**31)
+        return parts
 
 
 def kernel(*unspecialised: str) -> Callable[[Callable[..., Any]], Kernel]:

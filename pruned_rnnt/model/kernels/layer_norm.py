@@ -38,7 +38,7 @@ def _layer_norm_backward_kernel(
     of_bias_ptr,
     rows,
     turns,
-    E: tl.constexpr,
+    E,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):

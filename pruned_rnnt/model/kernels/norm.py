@@ -33,7 +33,7 @@ def _norm_kernel(
     out_ptr,
     factor_ptr,
     rows,
-    E: tl.constexpr,
+    E,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
@@ -60,7 +60,7 @@ def _norm_backward_kernel(
     of_scale_ptr,
     rows,
     turns,
-    E: tl.constexpr,
+    E,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):

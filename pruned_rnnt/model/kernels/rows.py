@@ -75,7 +75,7 @@ def row_tiles(rows: int, channels: int, elements: int) -> RowTiles:
 
 
 @triton.jit
-def rows_of_turn(turn, rows, channel, C: tl.constexpr, BLOCK_R: tl.constexpr):
+def rows_of_turn(turn, rows, channel, C, BLOCK_R: tl.constexpr):
     """Rows of the tile that a program takes in this turn, (R,), and a mask of the tile, (R, C)."""
     tile = turn * tl.num_programs(0) + tl.program_id(0)
     row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -83,7 +83,7 @@ def rows_of_turn(turn, rows, channel, C: tl.constexpr, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
-def own_tile(rows, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def own_tile(rows, C, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """Rows (R,) and channels (C,) of a program that takes one tile, and a mask of the tile."""
     channel = tl.arange(0, BLOCK_C)
     row, inside = rows_of_turn(0, rows, channel, C, BLOCK_R)
@@ -91,6 +91,6 @@ def own_tile(rows, C: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 
 
 @triton.jit
-def load_channels(ptr, channel, C: tl.constexpr):
+def load_channels(ptr, channel, C):
     """A parameter of the channels, (1, C), in float32; 0 beyond the last one."""
     return tl.load(ptr + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]

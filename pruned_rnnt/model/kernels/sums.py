@@ -36,7 +36,7 @@ def _parts_kernel(
     rows,
     stride,
     turns,
-    C: tl.constexpr,
+    C,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -57,7 +57,7 @@ def _total_kernel(
     limits_ptr,
     out_ptr,
     parts,
-    C: tl.constexpr,
+    C,
     HAS_LIMITS: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,

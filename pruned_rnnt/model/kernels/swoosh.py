@@ -40,10 +40,10 @@ def _swoosh_kernel(
     count,
     frames,
     mask_stride,
-    channels: tl.constexpr,
-    SHIFT: tl.constexpr,
-    OFFSET: tl.constexpr,
-    SLOPE: tl.constexpr,
+    channels,
+    shift,
+    offset,
+    slope,
     HAS_MASK: tl.constexpr,
     HAS_GRAD: tl.constexpr,
     HAS_HIDDEN: tl.constexpr,
@@ -62,14 +62,14 @@ def _swoosh_kernel(
         of_mask = (row // frames)[:, None] * mask_stride + channel[None, :]
         mask = tl.load(mask_ptr + of_mask, mask=inside, other=0.0)
     if HAS_HIDDEN:
-        value = _softplus(x - SHIFT) - SLOPE * x - OFFSET
+        value = _softplus(x - shift) - slope * x - offset
         if HAS_MASK:
             value *= mask
         tl.store(hidden_ptr + place, value.to(hidden_ptr.dtype.element_ty), mask=inside)
     if HAS_GRAD:
         if HAS_MASK:
             grad *= mask
-        grad_x = grad * (tl.sigmoid(x - SHIFT) - SLOPE)
+        grad_x = grad * (tl.sigmoid(x - shift) - slope)
         tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
 
 

@@ -54,7 +54,7 @@ def _sum_of(ptr, count, BLOCK: tl.constexpr):
     return tl.sum(total, axis=0)
 
 
-@kernel("rows", "x_stride", "turns", "count")
+@kernel("rows", "x_stride", "turns", "count", "G")
 def _push_kernel(
     x_ptr,
     grad_ptr,
@@ -72,8 +72,8 @@ def _push_kernel(
     x_stride,
     turns,
     count,
-    G: tl.constexpr,
-    C: tl.constexpr,
+    G,
+    C,
     TINY: tl.constexpr,
     SUMMED: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -136,13 +136,13 @@ def _apply_kernel(
     count,
     programs,
     turns,
-    STRENGTH: tl.constexpr,
+    strength,
     TINY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     if (tl.load(active_ptr) > 0.0) & (tl.load(over_ptr) != 0):
         of_grad = tl.sqrt(_sum_of(grad_squares_ptr, programs, 1024))
-        factor = STRENGTH * of_grad / (tl.sqrt(_sum_of(push_squares_ptr, programs, 1024)) + TINY)
+        factor = strength * of_grad / (tl.sqrt(_sum_of(push_squares_ptr, programs, 1024)) + TINY)
         for turn in range(turns):
             tile = turn * tl.num_programs(0) + tl.program_id(0)
             place = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

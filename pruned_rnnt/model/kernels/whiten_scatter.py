@@ -44,7 +44,7 @@ def _shifted(place, of_first_row, inside):
     return tl.where(inside, difference, 0.0).to(x.dtype)
 
 
-@kernel("rows", "x_stride", "part_rows")
+@kernel("rows", "x_stride", "part_rows", "G", "blocks")
 def _scatter_kernel(
     x_ptr,
     settings_ptr,
@@ -54,9 +54,9 @@ def _scatter_kernel(
     rows,
     x_stride,
     part_rows,
-    G: tl.constexpr,
-    C: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    G,
+    C,
+    blocks,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -64,8 +64,8 @@ def _scatter_kernel(
         pair = tl.program_id(0)
         part = tl.program_id(1)
         group = tl.program_id(2)
-        left = (pair // BLOCKS) * BLOCK + tl.arange(0, BLOCK)
-        right = (pair % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
+        left = (pair // blocks) * BLOCK + tl.arange(0, BLOCK)
+        right = (pair % blocks) * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
         sums = tl.zeros((BLOCK,), dtype=tl.float32)
         of_left = tl.load(x_ptr + group * C + left, mask=left < C, other=0.0)
@@ -82,11 +82,11 @@ def _scatter_kernel(
         base = (part * G + group).to(tl.int64)
         place = scatter_ptr + base * C * C + left[:, None] * C + right[None, :]
         tl.store(place, total, mask=(left < C)[:, None] & (right < C)[None, :])
-        if pair % BLOCKS == 0:
+        if pair % blocks == 0:
             tl.store(sums_ptr + base * C + left, sums, mask=left < C)
 
 
-@kernel("rows", "parts")
+@kernel("rows", "parts", "G")
 def _reduce_kernel(
     x_ptr,
     scatter_ptr,
@@ -100,8 +100,8 @@ def _reduce_kernel(
     active_ptr,
     rows,
     parts,
-    G: tl.constexpr,
-    C: tl.constexpr,
+    G,
+    C,
     BLOCK: tl.constexpr,
 ):
     active = _switch(settings_ptr, over_ptr)

@@ -1,0 +1,175 @@
+"""Compiled variants of kernels: one by one when they are first launched, or many at once.
+
+A Zipformer has about a hundred variants, which take half a minute one after another. Within
+`compiled_together` a pass of the model launches no kernel: it only shows which variants the model
+needs, and these are compiled in threads (most of Triton's compiler runs without Python's lock):
+
+    pass     k1 k2 k1 k3 ...      results are undefined
+    threads     [k1  ]
+                 [k2    ]
+                      [k3 ]
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import triton
+
+from pruned_rnnt.model.kernels import compile_cache
+from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.progress import progress_bar
+
+logger = logging.getLogger(__name__)
+
+# More threads wait for Python's lock.
+_MOST_THREADS = 16
+# Compilations that take longer have a progress bar or a line in the log.
+_SILENT_SECONDS = 3.0
+
+
+class Counts:
+    """How many variants this process has compiled, and loaded from Triton's cache."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.loaded = 0
+        self._lock = threading.Lock()
+
+    def add(self, *, is_loaded: bool) -> None:
+        with self._lock:
+            self.loaded += is_loaded
+            self.compiled += not is_loaded
+
+
+counts = Counts()
+
+
+def _listen(**facts: Any) -> None:
+    counts.add(is_loaded=facts["cache_hit"])
+    if _other_listener is not None:
+        _other_listener(**facts)
+
+
+_other_listener = triton.knobs.compilation.listener
+triton.knobs.compilation.listener = _listen
+
+
+def compile_variant(jit: Any, device: int, arguments: tuple[Any, ...], num_warps: int) -> Any:
+    """The variant of a kernel for these arguments, loaded on the device; see `compile_cache`.
+
+    Args:
+        jit: Triton's function.
+    """
+
+    def variant() -> Any:
+        compiled = jit.warmup(*arguments, grid=(1,), num_warps=num_warps)
+        _ = compiled.run  # loads it
+        return compiled
+
+    with torch.cuda.device(device):
+        try:
+            return variant()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            jit.device_caches.clear()  # it keeps kernels that could not be loaded
+            with compile_cache.mended(error):
+                return variant()
+
+
+class Collector:
+    """Compiles the variants of the kernels that are called, and launches none."""
+
+    def __init__(self, device: int) -> None:
+        self.futures: dict[Any, Future[None]] = {}
+        self._device = device
+        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
+
+    def add(self, kernel: Any, key: Any, arguments: tuple[Any, ...], num_warps: int) -> None:
+        """Start to compile a variant, if it is new."""
+        if key in kernel.compiled or (kernel, key) in self.futures:
+            return
+        self.futures[kernel, key] = self._pool.submit(
+            self._compile, kernel, key, arguments, num_warps
+        )
+
+    def _compile(
+        self, kernel: Any, key: Any, arguments: tuple[Any, ...], num_warps: int
+    ) -> None:
+        kernel.compiled[key] = compile_variant(kernel.jit, self._device, arguments, num_warps)
+
+    def finish(self, started: float) -> None:
+        """Wait for all variants. One that fails is compiled, and fails, again when launched."""
+        futures = list(self.futures.values())
+        left = started + _SILENT_SECONDS - time.monotonic()
+        if wait(futures, timeout=max(left, 0.0)).not_done:
+            _wait_visibly(futures)
+        self._pool.shutdown()
+
+    def cancel(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _wait_visibly(futures: list[Future[None]]) -> None:
+    """Wait with a progress bar on a terminal, and a line in the log elsewhere."""
+    with ExitStack() as stack:
+        if sys.stderr.isatty():
+            from rich.console import Console
+
+            console = Console(stderr=True)
+            bar = stack.enter_context(progress_bar(console, "compiling kernels", len(futures)))
+        else:
+            bar = stack.enter_context(progress_bar(None, "", None))
+            logger.info("compiling %d kernels, which later starts find in the cache", len(futures))
+        while True:
+            done, not_done = wait(futures, timeout=0.2)
+            bar.show(len(done))
+            if not not_done:
+                return
+
+
+collector: Collector | None = None
+
+
+@contextmanager
+def compiled_together(device: torch.device) -> Iterator[None]:
+    """Kernels called within the context are compiled by its end, in parallel, and not launched.
+
+    What they would write is undefined meanwhile. A line in the log says how many were compiled or
+    loaded, and how long it took.
+    """
+    global collector
+    if collector is not None:
+        raise RuntimeError("kernels are already being collected")
+    started = time.monotonic()
+    compiled, loaded = counts.compiled, counts.loaded
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with compile_cache.one_process_compiles():
+        found = collector = Collector(index)
+        try:
+            yield
+        except BaseException:
+            found.cancel()
+            raise
+        finally:
+            collector = None
+        found.finish(started)
+    if found.futures:
+        logger.info(
+            "fused kernels: %d compiled, %d loaded from %s, %.1f s",
+            counts.compiled - compiled,
+            counts.loaded - loaded,
+            compile_cache.folder(),
+            time.monotonic() - started,
+        )

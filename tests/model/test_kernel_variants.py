@@ -1,0 +1,185 @@
+"""Variants of kernels: how few there are, compiled together, and repaired or replaced caches."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+
+from pruned_rnnt.model.kernels import compile_cache, stream, swoosh, variants
+from pruned_rnnt.model.zipformer import Zipformer
+from pruned_rnnt.model.zipformer.schedule import Recorder
+from tests.model.fake_gpu import FakeGpu, fake_gpu, forget
+from tests.model.zipformer_tiny import TINY
+
+CONSTANTS = (4.0, 0.035, 0.08)
+DEVICE = torch.device("cuda", 0)
+# Widths of the stacks with the same powers of two above them.
+WIDTHS: tuple[dict[str, Any], ...] = (
+    {"dims": (192,) * 4, "feedforward_dims": (512,) * 4, "unmasked_dims": (96,) * 4},
+    {"dims": (256,) * 4, "feedforward_dims": (768,) * 4, "unmasked_dims": (128,) * 4},
+)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("kernels are interpreted")
+    with triton.knobs.cache.scope():
+        found = fake_gpu(monkeypatch, tmp_path / "cache")
+        forget(swoosh._swoosh_kernel)
+        yield found
+        forget(swoosh._swoosh_kernel)
+        forget(stream._add_kernel)
+
+
+def launch() -> None:
+    swoosh.swoosh_forward(torch.zeros(8), None, CONSTANTS, torch.float32)
+
+
+class Names:
+    """Collects the variants that are called, and compiles none."""
+
+    def __init__(self) -> None:
+        self.found: set[Any] = set()
+
+    def add(self, kernel: Any, key: Any, arguments: Any, num_warps: int) -> None:
+        self.found.add((kernel, key))
+
+
+def variants_of(config: Any, frames: int, monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """The variants of a training pass."""
+    names = Names()
+    monkeypatch.setattr(variants, "collector", names)
+    encoder = Zipformer(config).train()
+    assert encoder.clock is not None
+    encoder.clock.recorder = Recorder(torch.device("cpu"))
+    features = torch.zeros((2, frames, config.num_mel_bins))
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        encoded, _ = encoder(features, torch.full((2,), frames), **encoder.draw_choices())
+    parameters = list(encoder.parameters())
+    torch.autograd.grad(encoded, parameters, torch.zeros_like(encoded), allow_unused=True)
+    monkeypatch.setattr(variants, "collector", None)
+    return names.found
+
+
+def test_layers_of_similar_widths_share_their_variants(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = dataclasses.replace(TINY, **WIDTHS[0])
+    wider = dataclasses.replace(TINY, **WIDTHS[1])
+    one = variants_of(wide, 64, monkeypatch)
+    other = variants_of(wider, 64, monkeypatch)
+    assert len(one) > 30
+    assert one == other
+
+
+def test_variants_are_compiled_together_and_not_launched(
+    gpu: FakeGpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    x = torch.zeros(2, 4, 16)
+    with variants.compiled_together(DEVICE):
+        launch()
+        launch()
+        stream.add(x, x, None, None)
+    assert gpu.launched == []
+    assert sorted(gpu.loaded) == ["_add_kernel", "_swoosh_kernel"]
+    assert "fused kernels: 2 compiled, 0 loaded" in caplog.text
+    launch()
+    stream.add(x, x, None, None)
+    assert gpu.launched == ["_swoosh_kernel", "_add_kernel"]
+    assert len(gpu.loaded) == 2
+
+    forget(swoosh._swoosh_kernel)
+    caplog.clear()
+    with variants.compiled_together(DEVICE):
+        launch()
+    assert "fused kernels: 0 compiled, 1 loaded" in caplog.text
+
+
+def test_a_failed_pass_ends_the_collection(gpu: FakeGpu) -> None:
+    with pytest.raises(ZeroDivisionError), variants.compiled_together(DEVICE):
+        raise ZeroDivisionError
+    launch()
+    assert gpu.launched == ["_swoosh_kernel"]
+
+
+@pytest.mark.parametrize("content", ["", "{}"])
+@pytest.mark.parametrize("pattern", ["__grp__*.json", "_swoosh_kernel.json", "*.cubin", "*.ptx"])
+def test_damaged_entries_are_compiled_again(
+    gpu: FakeGpu, tmp_path: Path, pattern: str, content: str
+) -> None:
+    launch()
+    (path,) = (tmp_path / "cache").rglob(pattern)
+    before = path.read_bytes()
+    path.write_text(content)
+    forget(swoosh._swoosh_kernel)
+    launch()
+    assert gpu.launched == ["_swoosh_kernel"] * 2
+    if pattern != "*.ptx":  # which is not needed again
+        assert path.read_bytes()[:16] == before[:16]
+    forget(swoosh._swoosh_kernel)
+    compiled = variants.counts.compiled
+    launch()
+    assert variants.counts.compiled == compiled
+
+
+def test_a_damaged_library_is_removed(gpu: FakeGpu, tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "x" / "launcher.so"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    other = tmp_path / "other.so"
+    other.write_bytes(b"")
+    for each in (path, other):
+        with compile_cache.mended(ImportError("file too short", path=str(each))):
+            assert triton.knobs.compilation.always_compile
+    assert not path.exists()
+    assert other.exists()
+    assert not triton.knobs.compilation.always_compile
+
+
+def test_a_folder_that_cannot_be_written_is_replaced(
+    gpu: FakeGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    launch()
+    stream.add(torch.zeros(2, 4, 16), torch.zeros(2, 4, 16), None, None)
+    assert gpu.launched == ["_swoosh_kernel", "_add_kernel"]
+    assert caplog.text.count("set TRITON_CACHE_DIR to a folder that can be written") == 1
+    assert compile_cache.folder() != tmp_path / "cache"
+
+
+def test_other_processes_wait_for_the_one_that_compiles(gpu: FakeGpu, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    held = os.open(folder, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    entered, leave = threading.Event(), threading.Event()
+
+    def enter() -> None:
+        with compile_cache.one_process_compiles():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    assert not entered.wait(0.2)
+    fcntl.flock(held, fcntl.LOCK_UN)
+    assert entered.wait(60)
+    # It has waited, so it does not keep others waiting.
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    leave.set()
+    thread.join()
+    os.close(held)
