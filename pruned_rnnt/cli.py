@@ -22,6 +22,7 @@ from pruned_rnnt.commands import (
     training,
 )
 from pruned_rnnt.console import start_logging
+from pruned_rnnt.openmp import limit_spinning
 from pruned_rnnt.optional_packages import (
     PACKAGES_OF_EXTRA,
     MissingPackageError,
@@ -48,6 +49,7 @@ Train and use transducer speech recognisers.
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    limit_spinning()  # before a command imports torch
     parser = _parser()
     options = _parse(parser, arguments)
     try:

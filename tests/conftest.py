@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
+
+from pruned_rnnt.openmp import limit_spinning
+
+limit_spinning()  # before torch is imported
+
+import torch  # noqa: E402
 
 settings.register_profile("any_load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_load")

@@ -33,9 +33,7 @@ _SUMMED = 256
 
 
 @kernel("rows")
-def _gate_kernel(
-    x_ptr, real_ptr, out_ptr, rows, E, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr
-):
+def _gate_kernel(x_ptr, real_ptr, out_ptr, rows, E, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr):
     row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
     real = tl.load(real_ptr + row, mask=row < rows, other=0)
     place = row[:, None] * (2 * E) + channel[None, :]

@@ -104,9 +104,7 @@ class Collector:
             self._compile, kernel, key, arguments, num_warps
         )
 
-    def _compile(
-        self, kernel: Any, key: Any, arguments: tuple[Any, ...], num_warps: int
-    ) -> None:
+    def _compile(self, kernel: Any, key: Any, arguments: tuple[Any, ...], num_warps: int) -> None:
         kernel.compiled[key] = compile_variant(kernel.jit, self._device, arguments, num_warps)
 
     def finish(self, started: float) -> None:
