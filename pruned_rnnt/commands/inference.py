@@ -23,6 +23,7 @@ from pruned_rnnt.commands.command import (
 )
 from pruned_rnnt.decode.arguments import DECODE_HELP, add_decode_arguments
 from pruned_rnnt.export.arguments import EXPORT_HELP, add_export_arguments
+from pruned_rnnt.garbage import without_garbage_collection
 from pruned_rnnt.transcribe.arguments import add_transcribe_arguments
 from pruned_rnnt.usage_errors import UsageError
 
@@ -214,23 +215,25 @@ def add_transcribe(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
     """Transcribe audio files of any length and sampling rate."""
-    from pruned_rnnt.pretrained.load import load
-    from pruned_rnnt.transcribe.live import LiveRecogniser
-    from pruned_rnnt.transcribe.microphone import microphone
-    from pruned_rnnt.transcribe.standard_input import open_samples
-    from pruned_rnnt.transcribe.transcribe_command import (
-        check_transcribe,
-        print_live,
-        run_transcribe,
-        segment_config,
-        take_settings,
-    )
+    # The libraries and the model make hundreds of thousands of objects, none of them garbage.
+    with without_garbage_collection():
+        from pruned_rnnt.pretrained.load import load
+        from pruned_rnnt.transcribe.live import LiveRecogniser
+        from pruned_rnnt.transcribe.microphone import microphone
+        from pruned_rnnt.transcribe.standard_input import open_samples
+        from pruned_rnnt.transcribe.transcribe_command import (
+            check_transcribe,
+            print_live,
+            run_transcribe,
+            segment_config,
+            take_settings,
+        )
 
-    settings = take_settings(options)
-    inputs = check_transcribe(options, settings)
-    recogniser = load(
-        options.model, device="auto", settings=settings, segments=segment_config(options)
-    )
+        settings = take_settings(options)
+        inputs = check_transcribe(options, settings)
+        recogniser = load(
+            options.model, device="auto", settings=settings, segments=segment_config(options)
+        )
     if recogniser.model is not None:
         _prepare_process(recogniser.model)
     if not options.microphone and options.audio != ["-"]:

@@ -22,8 +22,8 @@ class DecodeConfig:
         non_autoregressive (without the predictor, for models trained with
         loss.predictor_mask_probability); ctc_greedy and ctc_prefix_beam (supports fusion) use the
         CTC head. Models of loss.kind=ctc have only the last two; greedy is then ctc_greedy.
-    precision: dtype of the encoder's matrix products. On a GPU, large batches take less time in
-        bfloat16; the search itself is always float32.
+    precision: dtype of the encoder's matrix products; `auto` is bfloat16 on GPUs that have it,
+        which takes half of the time, else float32. The search itself is always float32.
     fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
         compile them for the device; `off` with plain torch. Results differ by rounding. Validations
         of a training use train.fused_kernels.
@@ -59,7 +59,7 @@ class DecodeConfig:
         "ctc_greedy",
         "ctc_prefix_beam",
     ] = "greedy"
-    precision: Precision = "float32"
+    precision: Precision = "auto"
     fused_kernels: Literal["auto", "off"] = "auto"
     cuda_graphs: Literal["auto", "off"] = "auto"
     batch_seconds: float | None = None

@@ -1,4 +1,4 @@
-"""How the encoder computes in inference: its kernels and CUDA graphs."""
+"""How the encoder computes in inference: kernels, compiled before the first batch, and graphs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ import logging
 import torch
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.encode import compute_dtype
+from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
-from pruned_rnnt.model.kernels.available import kernel_report, set_mode
+from pruned_rnnt.model.kernels.available import kernel_report, set_mode, use_kernels
 from pruned_rnnt.model.speech_model import SpeechModel
 
 logger = logging.getLogger(__name__)
 
+# Feature frames of passes that show which kernels are needed: those over rows of attention have
+# block sizes for each power of two. The second one is for a first start.
+_USUAL_FRAMES, _LONG_FRAMES = 1600, 3200
+
 
 def choose_passes(config: DecodeConfig, model: SpeechModel) -> None:
     """Apply the settings of the encoder's passes to this process and a model on its device."""
-    choose_kernels(config.fused_kernels, next(model.parameters()).device)
+    device = next(model.parameters()).device
+    choose_kernels(config.fused_kernels, device)
     choose_graphs(config.cuda_graphs, model)
+    compile_kernels(model.encoder, compute_dtype(config.precision, device))
 
 
 def choose_graphs(mode: str, model: SpeechModel) -> None:
@@ -35,3 +43,29 @@ def choose_kernels(mode: str, device: torch.device) -> None:
     set_mode(mode)
     if device.type == "cuda":
         logger.info(kernel_report(device))
+
+
+@torch.inference_mode()
+def compile_kernels(encoder: Encoder, dtype: torch.dtype) -> None:
+    """Compile or load the fused kernels of an encoder together, and log how long it took.
+
+    Args:
+        dtype: of matrix products.
+    """
+    parameter = next(encoder.parameters())
+    if not (parameter.is_cuda and use_kernels(parameter)):
+        return
+    from pruned_rnnt.model.kernels.variants import compiled_together, counts
+
+    device, was_training = parameter.device, encoder.training
+    encoder.eval()
+    with (
+        compiled_together(device),
+        torch.autocast("cuda", dtype, enabled=dtype != torch.float32),
+    ):
+        for frames in (_USUAL_FRAMES, _LONG_FRAMES):
+            features_NTF = torch.zeros((2, frames, encoder.config.num_mel_bins), device=device)
+            encoder(features_NTF, torch.full((2,), frames))
+            if not counts.compiled:
+                break
+    encoder.train(was_training)

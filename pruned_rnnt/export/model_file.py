@@ -22,7 +22,7 @@ from pruned_rnnt.config import ConfigError, from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.broken_parameters import describe_broken
-from pruned_rnnt.model.build_model import build_model
+from pruned_rnnt.model.build_model import UninitialisedParameters, build_model
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -101,7 +101,8 @@ def load_model(path: Path | str) -> ModelFile:
     try:
         config = from_dict(ModelConfig, values["config"]["model"], str(path))
         loss = from_dict(LossConfig, values["config"]["loss"], str(path))
-        model = build_model(config, values["vocab_size"], loss)
+        with UninitialisedParameters():
+            model = build_model(config, values["vocab_size"], loss)
         model.load_state_dict(values["state"])
     except (ConfigError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -124,7 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
             f"no model at {path}: create one with `pruned-rnnt export RUN --format torch`"
         )
     try:
-        values = read_saved(path, "model file")
+        values = read_saved(path, "model file", mapped=True)
     except UnusableFileError as error:
         raise ExportError(str(error)) from error
     if not isinstance(values, dict) or values.get("format") != FORMAT:

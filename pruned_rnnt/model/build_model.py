@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -13,6 +19,27 @@ def build_model(config: ModelConfig, vocab_size: int, loss: LossConfig) -> Speec
     if loss.kind == "ctc":
         return CtcModel(config, vocab_size, loss)
     return TransducerModel(config, vocab_size, loss)
+
+
+class UninitialisedParameters(TorchFunctionMode):
+    """Models built within this context have undefined parameters, which a checkpoint replaces.
+
+    The random numbers of a new model take a second.
+    """
+
+    _FILL = (Tensor.uniform_, Tensor.normal_)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self._FILL or getattr(func, "__module__", "") == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def as_transducer(model: SpeechModel, purpose: str) -> TransducerModel:

@@ -5,7 +5,6 @@ Axes: N batch, T feature frames, F mel bins, E encoder width.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from pruned_rnnt.garbage import without_garbage_collection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +72,6 @@ class SharedBuffers:
 
 
 @contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     """Like torch.cuda.graph, without its garbage collection and its release of cached memory.
 
@@ -92,7 +82,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
     state than the eager passes.
     """
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream), _without_garbage_collection():
+    with torch.cuda.stream(stream), without_garbage_collection():
         try:
             # Relaxed: other threads, such as those of loaders, may allocate and wait meanwhile.
             graph.capture_begin(pool=pool, capture_error_mode="relaxed")

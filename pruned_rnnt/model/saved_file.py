@@ -19,12 +19,14 @@ class UnusableFileError(ValueError):
     """A file that cannot be used; the message is one line with its path and the reason."""
 
 
-def read_saved(path: Path, kind: str) -> Any:
+def read_saved(path: Path, kind: str, *, mapped: bool = False) -> Any:
     """Read CPU tensors and plain values that torch.save wrote, without running code of the file.
 
     Args:
         path: an existing file.
         kind: the expected kind of file for error messages, for example "checkpoint".
+        mapped: tensors are views of the file, for a caller who copies them at once: the file must
+            not change until then.
 
     Raises:
         UnusableFileError: the file is truncated, damaged, of another kind, or holds code.
@@ -41,7 +43,7 @@ def read_saved(path: Path, kind: str) -> Any:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is None:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         # The checksums are right, so the file is not damaged.
         raise UnusableFileError(

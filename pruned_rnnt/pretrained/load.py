@@ -1,4 +1,7 @@
-"""`pruned_rnnt.load`: a recogniser from a run, a model file, an ONNX folder or an icefall model."""
+"""`pruned_rnnt.load`: a recogniser from a run, a model file, an ONNX folder or an icefall model.
+
+Imports within functions are deliberate: loading must not wait for what the model does not need.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pruned_rnnt.decode.encoder_passes import choose_passes
 from pruned_rnnt.decode.timing.calibration import read_calibration
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.model_file import ModelFile
-from pruned_rnnt.interop.icefall.imported_run import read_run
+from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
@@ -23,7 +26,6 @@ from pruned_rnnt.pretrained.hub import local_path
 from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model, run_config, set_chunks
-from pruned_rnnt.train.tasks.lm_task import load_language_model
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
@@ -43,6 +45,7 @@ def load(
         return _load_onnx(found, settings, segments)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    start_device(torch.device(device))
     parts, decode = _load_torch(found, settings)
     model = parts.model.to(device)
     choose_passes(decode, model)
@@ -78,12 +81,14 @@ def _load_torch(found: FoundModel, settings: Sequence[str]) -> tuple[ModelFile, 
         p99_duration = read_p99_duration(found.path)
         parts = ModelFile(loaded.model, loaded.tokenizer, p99_duration, calibration)
         return parts, config.decode
-    decode = load_config(ExperimentConfig, None, settings).decode
+    decode = load_config(ExperimentConfig, None, settings).decode if settings else DecodeConfig()
     if found.kind == "file":
         parts = model_file.load_model(found.path)
     else:
         if found.tokens is None:
             raise NoModelError(f"there are no tokens for {found.path}")
+        from pruned_rnnt.interop.icefall.imported_run import read_run
+
         run = read_run(found.path, found.tokens, Path("exp/icefall"))
         parts = ModelFile(run.model, run.tokenizer, None, None)
     set_chunks(parts.model, decode)
@@ -100,6 +105,8 @@ def fusion_language_model(
     """
     if not config.fusion.lm:
         return None
+    from pruned_rnnt.train.tasks.lm_task import load_language_model
+
     folder = Path(config.fusion.lm)
     if not folder.is_dir():
         raise UsageError(f"decode.fusion.lm: there is no run of a language model at {folder}")

@@ -10,7 +10,8 @@ from typing import Any
 from pruned_rnnt.config import ConfigError, from_dict, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.model.build_model import build_model
+from pruned_rnnt.model.build_model import UninitialisedParameters, build_model
+from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.average import mean_of_states
@@ -91,6 +92,8 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
         CheckpointError: no such checkpoint, or one of another model.
         ValueError: the encoder cannot use decode.chunk or decode.left.
     """
+    device = pick_device(config.train)
+    start_device(device)
     path, name, values = _read_checkpoint(config.folder, config.decode.checkpoint)
     saved = from_dict(ExperimentConfig, values["config"], str(path))
     tokenizer = Tokenizer.load(config.folder / "tokens")
@@ -99,9 +102,10 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
             f"{path} has {values['vocab_size']} symbols, {config.folder}/tokens {len(tokenizer)}: "
             "they do not come from the same run"
         )
-    model = build_model(saved.model, values["vocab_size"], saved.loss)
-    if saved.finetune.lora.rank > 0:
-        add_adapters(model.encoder, saved.finetune.lora)
+    with UninitialisedParameters():
+        model = build_model(saved.model, values["vocab_size"], saved.loss)
+        if saved.finetune.lora.rank > 0:
+            add_adapters(model.encoder, saved.finetune.lora)
     average = values["average"] if config.decode.use_average else None
     try:
         model.load_state_dict(average if average is not None else values["model"])
@@ -111,7 +115,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     merge_adapters(model.encoder)
     set_chunks(model, config.decode)
     return LoadedModel(
-        model=model.to(pick_device(config.train)).eval(),
+        model=model.to(device).eval(),
         tokenizer=tokenizer,
         step=values["counters"]["step"],
         name=name,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encode import Precision, encode_padded
+from pruned_rnnt.decode.encode import Precision, _has_bfloat16, compute_dtype, encode_padded
 from pruned_rnnt.decode.encoder_passes import choose_kernels
 from pruned_rnnt.decode.result_settings import label, result_settings
 from pruned_rnnt.model.encoder import EncoderConfig
@@ -68,3 +69,17 @@ def test_log_says_whether_fused_kernels_run(
     ]
     with pytest.raises(ValueError, match="mode is 'on', needs to be one of auto, off"):
         choose_kernels("on", gpu)
+
+
+@pytest.mark.parametrize(("supported", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_bfloat16_only_on_gpus_that_have_it(
+    monkeypatch: pytest.MonkeyPatch, supported: bool, dtype: torch.dtype
+) -> None:
+    assert compute_dtype("auto", torch.device("cpu")) == torch.float32
+    assert compute_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+    _has_bfloat16.cache_clear()
+    assert compute_dtype("auto", torch.device("cuda", 0)) == dtype
+    assert compute_dtype("float32", torch.device("cuda", 0)) == torch.float32
+    _has_bfloat16.cache_clear()

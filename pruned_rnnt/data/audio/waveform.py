@@ -9,7 +9,6 @@ from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
-import scipy.signal
 
 FloatArray = npt.NDArray[np.float32]
 # Integers of 16 bits: 2**15 times the samples.
@@ -20,6 +19,8 @@ def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> Float
     """Resamples with scipy's polyphase filter: S -> ceil(S * target / source)."""
     if source_rate == target_rate:
         return samples_S
+    import scipy.signal  # takes as long as torch, and most audio has the rate of the model
+
     ratio = Fraction(target_rate, source_rate)
     resampled_S = scipy.signal.resample_poly(samples_S, ratio.numerator, ratio.denominator)
     return np.asarray(resampled_S, dtype=np.float32)

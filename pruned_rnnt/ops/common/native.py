@@ -121,7 +121,7 @@ def load_native() -> None:
         elif device == "cpu" or torch.version.cuda is not None:
             MISSING_KERNELS[device] = _advice(device, reason)
     for device, state in _STATE.items():
-        logger.info("%s: %s", device, state)
+        logger.debug("%s: %s", device, state)
 
 
 def _advice(device: str, reason: str) -> str:

@@ -16,6 +16,7 @@ from pruned_rnnt import backend_summary
 from pruned_rnnt.config import to_dict, to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.folder_lock import exclusive_folder_lock
+from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
@@ -77,6 +78,7 @@ class Trainer:
         # All processes start from the same parameters, but drop out different units.
         seed_everything(config.train.seed)
         device = pick_device(config.train, self.ranks.local_rank)
+        start_device(device)
         self.task = make_task(config, self.ranks, device)
         self.task.check_files(self.folder)
         self.model = self.task.model
