@@ -31,8 +31,8 @@ def describe_broken(state: Mapping[str, Tensor]) -> str:
     }
     if not tensors:
         return ""
-    # Both are NaN for a tensor with NaN; all are copied to the CPU together. (The maximum norm takes
-    # several times as long.)
+    # Both are NaN for a tensor with NaN; all are copied to the CPU together. A maximum norm takes
+    # several times as long.
     largest_K = torch.stack(
         [torch.maximum(value.amax(), -value.amin()).float() for value in tensors.values()]
     )

@@ -71,6 +71,12 @@ class SharedBuffers:
         return buffer[:count].view(shape)
 
 
+def pool_bytes(pool: Any) -> int:
+    """Memory that torch holds for the graphs of a pool; their shared buffers are not in it."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(each["total_size"] for each in segments if each.get("segment_pool_id") == pool)
+
+
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
     """Like torch.cuda.graph, without its garbage collection and its release of cached memory.

@@ -18,6 +18,7 @@ Axes: N batch, T feature frames, F mel bins, E encoder width.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from pruned_rnnt.model.captured_passes import (
     SharedBuffers,
     capturing,
     hooks_inside,
+    pool_bytes,
 )
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.shape_steps import BatchPadding
@@ -76,6 +78,7 @@ class EncoderGraphs:
         self._output_dtype: torch.dtype | None = None
         self._failed = False
         self._hooks = hooks_inside(encoder)
+        self._captured, self._seconds = 0, 0.0
 
     def __call__(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding.
@@ -133,6 +136,7 @@ class EncoderGraphs:
 
     def _capture(self, key: Any, choices: dict[str, Any]) -> CapturedPasses | None:
         """The graphs of a shape; None if they cannot be captured, which is logged once."""
+        started = time.monotonic()
         for attempt in range(2):
             try:
                 captured = self._try_to_capture(key[0], choices)
@@ -150,7 +154,20 @@ class EncoderGraphs:
         self._graphs[(key, self._conditions())] = captured
         if len(self._graphs) > _MOST_GRAPHS:
             self._graphs.popitem(last=False)
+        self._report(time.monotonic() - started)
         return captured
+
+    def _report(self, seconds: float) -> None:
+        """Log what graphs cost, when their number has doubled."""
+        self._captured += 1
+        self._seconds += seconds
+        if self._captured.bit_count() == 1:
+            logger.info(
+                "CUDA graphs of the encoder: %d captured in %.1f s, memory of all %.2f GiB",
+                self._captured,
+                self._seconds,
+                pool_bytes(self._pool) / 2**30,
+            )
 
     def _try_to_capture(
         self, shape: tuple[int, int, int], choices: dict[str, Any]

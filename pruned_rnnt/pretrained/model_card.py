@@ -123,8 +123,8 @@ class ModelCard:
             lines.append(f"| {' | '.join(cells)} |")
         codes = sorted({each.code for each in self.results})
         lines.append(
-            "\nMeasured with the torch model in the precision of decoding (by default bfloat16 on a "
-            "GPU, float32 on a CPU), by "
+            "\nMeasured with the torch model in the precision of decoding (bfloat16 on most GPUs, "
+            "float32 on a CPU, unless it is set), by "
             f"{'; '.join(codes)}. Intervals are by bootstrap over utterances."
         )
         return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 
 import pytest
 import torch
@@ -346,3 +347,12 @@ def test_new_graphs_continue_with_the_same_numbers() -> None:
         results.append(values)
     for first, other in zip(*results, strict=True):
         assert torch.equal(first, other)
+
+
+def test_the_cost_of_graphs_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pruned_rnnt")
+    passes(Zipformer(TINY).cuda().train(), True, [[64, 50], [480, 211], [64, 9]], torch.bfloat16)
+    lines = [line for line in caplog.messages if line.startswith("CUDA graphs of the encoder")]
+    assert [" 1 captured in " in lines[0], " 2 captured in " in lines[1]] == [True, True]
+    assert len(lines) == 2
+    assert "memory of all 0.00 GiB" not in lines[1]

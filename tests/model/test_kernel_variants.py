@@ -20,6 +20,10 @@ import triton
 from pruned_rnnt.model.kernels import compile_cache, stream, swoosh, variants
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.schedule import Recorder
+from pruned_rnnt.train.optim import scaled_adam_kernels
+from pruned_rnnt.train.optim.conditional import Condition
+from pruned_rnnt.train.optim.scaled_adam_kernels import FusedPasses
+from pruned_rnnt.train.optim.scaled_adam_passes import Rates, Update
 from tests.model.fake_gpu import FakeGpu, fake_gpu, forget
 from tests.model.zipformer_tiny import TINY
 
@@ -42,6 +46,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         yield found
         forget(swoosh._swoosh_kernel)
         forget(stream._add_kernel)
+        for each in ("sums", "reduce", "update"):
+            forget(getattr(scaled_adam_kernels, f"_{each}_kernel"))
 
 
 def launch() -> None:
@@ -183,3 +189,22 @@ def test_other_processes_wait_for_the_one_that_compiles(gpu: FakeGpu, tmp_path: 
     leave.set()
     thread.join()
     os.close(held)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_the_optimiser_compiles_what_it_launches(gpu: FakeGpu, grows: bool) -> None:
+    parameters = [torch.zeros(size) for size in (5, 12, 7)]
+    passes = FusedPasses(parameters)
+    passes._compile()
+    assert gpu.launched == []
+    compiled = variants.counts.compiled
+    assert compiled == 4
+    numbers = torch.zeros(24)
+    passes.start(Condition(torch.tensor(True)))
+    passes.value_gradients(torch.ones(()))
+    passes.set_rms(torch.ones(3))
+    rates = Rates(*[0.5] * 6)
+    growth = torch.ones(3) if grows else None
+    passes.update(Update(numbers, numbers, growth, rates, Condition(torch.tensor(True))))
+    assert gpu.launched == ["_sums_kernel", "_reduce_kernel", "_update_kernel"]
+    assert variants.counts.compiled == compiled

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import kernel
+from pruned_rnnt.model.kernels.variants import compiled_together
 from pruned_rnnt.train.optim.conditional import Condition
 from pruned_rnnt.train.optim.scaled_adam_passes import Update
 
@@ -141,6 +142,33 @@ class FusedPasses:
         self._rms_P = self._sums_3P = torch.empty(0)
         self._factor: Tensor | None = None
         self._places: tuple[Tensor, ...] = ()
+        if self._device.type == "cuda":
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compile the usual variants together: with clipping, and with and without growth."""
+        numbers = torch.empty(1, device=self._device)
+        places = (self._first_P, self._first_P, self._owners_B, self._starts_B, self.sizes_P)
+        flag = torch.empty(1, dtype=torch.uint8, device=self._device)
+        with compiled_together(self._device):
+            _sums_kernel((1,), *places, numbers, _BLOCK, num_warps=_WARPS)
+            _reduce_kernel((1,), numbers, self._first_P, numbers, self.sizes_P.numel(), _REDUCED)
+            for growth in (None, numbers):
+                _update_kernel(
+                    (1,),
+                    *places,
+                    self._offsets_P,
+                    *[numbers] * 3,
+                    growth,
+                    numbers,
+                    flag,
+                    numbers,
+                    growth is not None,
+                    True,
+                    True,
+                    _BLOCK,
+                    num_warps=_WARPS,
+                )
 
     def _table(self, numbers: Sequence[int]) -> Tensor:
         table = torch.tensor(numbers, dtype=torch.int64, pin_memory=self._device.type == "cuda")
@@ -152,9 +180,14 @@ class FusedPasses:
             torch.zeros_like(p) if p.grad is None else p.grad.float().contiguous()
             for p in self._parameters
         ]
-        addresses = [x.data_ptr() for x in (*self._parameters, *self._gradients)]
         count, blocks = len(self._parameters), self._owners_B.numel()
-        values_P, gradients_P = self._table(addresses).split(count)
+        values, gradients = (
+            [x.data_ptr() for x in each] for each in (self._parameters, self._gradients)
+        )
+        # Both begin at multiples of 16 bytes, for which the kernels are compiled.
+        between = [0] * (count % 2)
+        table = self._table([*values, *between, *gradients])
+        values_P, gradients_P = table[:count], table[-count:]
         self._places = (values_P, gradients_P, self._owners_B, self._starts_B, self.sizes_P)
         sums_B3 = torch.empty((blocks, _SUMS), device=self._device)
         self._sums_3P = torch.empty((_SUMS, count), device=self._device)
