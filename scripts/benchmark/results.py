@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 FOLDER = Path(__file__).parent / "results"
 
 
@@ -39,6 +37,8 @@ class Row:
 
 def machine(device: str) -> str:
     """Name of the CUDA device, or of the processor with its number of cores."""
+    import torch  # here, as processes that time others must not read its files before
+
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_name(device)
     model = "unknown processor"

@@ -72,10 +72,10 @@ class TimedBatches:
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.batches[: self.lead]
-        _synchronise()
+        synchronise()
         started = time.perf_counter()
         yield from self.batches[self.lead :]
-        _synchronise()
+        synchronise()
         self.seconds = (time.perf_counter() - started) / (len(self.batches) - self.lead)
         raise RunOver
 
@@ -134,6 +134,7 @@ class Session:
         folder: an empty folder for the files of the run.
         at_step: the number of steps that the trainer counts as done before.
         ranks: processes that train together; default: this process alone.
+        loader: of batches, which raises `RunOver` at its end; default: random ones for `run`.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Session:
         *,
         at_step: int,
         ranks: Any = None,
+        loader: Any = None,
     ) -> None:
         # More steps than will be made: only RunOver ends a run.
         last = ["train.steps=100000000", f"train.folder={folder}"]
@@ -155,11 +157,11 @@ class Session:
         rank = 0 if ranks is None else ranks.rank
         bins = config.model.encoder.num_mel_bins
         self.batches = [
-            _random_batch(batch, bins, seed=len(lengths) * rank + index)
-            for index, batch in enumerate(lengths)
+            random_batch(batch, bins, seed=len(lengths) * rank + index)
+            for index, batch in enumerate(lengths if loader is None else ())
         ]
         self.folder = folder
-        self.loader = TimedBatches()
+        self.loader = loader or TimedBatches()
         self.trainer = imported("Trainer")(
             config,
             ranks,
@@ -250,11 +252,16 @@ def _task_class() -> Any:
     return RandomTask
 
 
-def _random_batch(lengths: BatchLengths, bins: int, seed: int) -> Any:
+def random_batch(
+    lengths: BatchLengths, bins: int, seed: int, features_NTF: torch.Tensor | None = None
+) -> Any:
+    """A batch with these features, by default random ones, and random tokens."""
     generator = torch.Generator().manual_seed(seed)
     count, frames, tokens = lengths.shape
+    if features_NTF is None:
+        features_NTF = torch.randn((count, frames, bins), generator=generator) * 3 - 7
     batch = imported("Batch")(
-        features_NTF=torch.randn((count, frames, bins), generator=generator) * 3 - 7,
+        features_NTF=features_NTF,
         feature_lengths_N=torch.from_numpy(lengths.frames_N),
         targets_NU=torch.randint(1, VOCABULARY, (count, tokens), generator=generator).int(),
         target_lengths_N=torch.from_numpy(lengths.tokens_N).int(),
@@ -266,6 +273,6 @@ def _random_batch(lengths: BatchLengths, bins: int, seed: int) -> Any:
     return batch.pin_memory() if torch.cuda.is_available() else batch
 
 
-def _synchronise() -> None:
+def synchronise() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
