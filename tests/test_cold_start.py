@@ -41,25 +41,10 @@ def test_first_steps_of_a_training(tmp_path: Path) -> None:
     shapes = tmp_path / "shapes.npz"
     frames = np.random.default_rng(0).integers(10, 20, 300)
     np.savez(shapes, frames=frames, tokens=frames // 5)
-    rows = main(
-        [
-            "train",
-            "--folder",
-            str(tmp_path),
-            "--shapes",
-            str(shapes),
-            "--steps",
-            "2",
-            "--seconds",
-            "2",
-            "--models",
-            "conformer",
-            "--overrides",
-            "model.encoder.layers=1",
-            "train.precision=float32",
-            "model.encoder.dim=16",
-            "model.encoder.feedforward_dim=16",
-        ]
-    )
+    width = ["model.encoder.dim=16", "model.encoder.feedforward_dim=16"]
+    settings = ["train.precision=float32", "model.encoder.layers=1", *width]
+    sizes = ["--steps", "2", "--seconds", "2", "--models", "conformer"]
+    files = ["--folder", str(tmp_path), "--shapes", str(shapes)]
+    rows = main(["train", *files, *sizes, "--overrides", *settings])
     for row in rows:
         assert 0 < row["ready_s"] < row["step_1_s"] < row["step_2_s"] <= row["wall_s"]
