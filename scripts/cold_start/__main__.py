@@ -95,14 +95,16 @@ def measure(process: Process, system: System, folder: Path) -> dict[str, Any]:
         environment[LIBRARY] = str(system.library)
     elif system.paths[0] != ROOT:
         environment.pop(LIBRARY, None)
-    command = list(process.command)
+    # Python looks for modules in the folder where it starts first.
+    command, folder = list(process.command), system.paths[0]
     if command[-1].startswith("{"):
         # `scripts` is this version's for all systems; the process finds its own pruned_rnnt.
+        folder = ROOT
         environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
         command[-1] = json.dumps({**json.loads(command[-1]), "started": time.time()})
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
     seconds = time.monotonic() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
