@@ -2,9 +2,9 @@
 
 import ast
 import functools
-from collections.abc import Collection, Iterator
 import subprocess
 import sys
+from collections.abc import Collection, Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
