@@ -75,7 +75,9 @@ BASE = {
     "config_keys",
     "console",
     "folder_lock",
+    "garbage",
     "host_copy",
+    "openmp",
     "optional_packages",
     "out_of_memory",
     "progress",
@@ -88,7 +90,7 @@ TOP = {"__main__", "cli", "commands", "recipes", "settings_help"}
 def _row(module: str) -> str | None:
     """The row of the table for a module; None for those that may import every part."""
     names = [name for name in module.split(".")[1:] if name != "__init__"]
-    if not names:
+    if not names or names == ["public"]:
         return "pruned_rnnt"
     if names[0] in BASE:
         return "base"
