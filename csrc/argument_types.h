@@ -78,7 +78,6 @@ enum class Type {
   kScalarOrFloat,  // for an input that kernels cast
   kAnyScalar,      // of the four, whatever that of others is
   kStored,         // of the trivial joiner's exponentials: kReal, or BFloat16 for parts of floats
-  kSummed,         // of their products: the same choice
   kFloat32,
   kBFloat16,
   kInt32,
@@ -115,13 +114,12 @@ class KnownTypes {
       case Type::kAnyScalar:
         return is_scalar(actual);
       case Type::kStored:
-      case Type::kSummed:
         if (actual == ScalarType::BFloat16) {
           if (!agrees(real_, ScalarType::Float)) return false;
         } else if (!is_real(actual) || !agrees(real_, actual)) {
           return false;
         }
-        return agrees(type == Type::kStored ? stored_ : summed_, actual);
+        return agrees(stored_, actual);
       case Type::kFloat32:
         return actual == ScalarType::Float;
       case Type::kBFloat16:
@@ -156,9 +154,7 @@ class KnownTypes {
       case Type::kAnyScalar:
         return or_any({}, "float64, float32, float16 or bfloat16");
       case Type::kStored:
-      case Type::kSummed:
-        return or_any(type == Type::kStored ? stored_ : summed_,
-                      real_ == ScalarType::Double ? "float64" : "float32 or bfloat16");
+        return or_any(stored_, real_ == ScalarType::Double ? "float64" : "float32 or bfloat16");
       case Type::kFloat32:
         return "float32";
       case Type::kBFloat16:
@@ -206,7 +202,7 @@ class KnownTypes {
     return *known == type;
   }
 
-  std::optional<ScalarType> scalar_, real_, stored_, summed_;
+  std::optional<ScalarType> scalar_, real_, stored_;
 };
 
 }  // namespace pruned_rnnt

@@ -12,25 +12,20 @@ inline Type stored_type(const Arguments& in) { return in.on_cpu() ? Type::kReal 
 
 struct SimpleSizes {
   Size N{"N"}, T{"T"}, U{"U"}, V{"V"}, padded_T{"T'"}, padded_U{"U'"}, padded_V{"V'"};
+  Size am_parts{"parts of am"}, lm_parts{"parts of lm"};
 
   // am and lm.
   void inputs(Arguments& in) {
     in.tensor("am", Type::kScalar, {N, T, V});
     in.tensor("lm", Type::kScalar, {N, U + 1, V});
   }
-  // am_exp, am_low, lm_exp, lm_low; returns whether both have low parts.
-  bool exponentials(Arguments& in) {
-    in.tensor("am_exp", Type::kStored, {N, padded_T, padded_V});
-    const View* am_low = in.optional("am_low", Type::kStored, {N, padded_T, padded_V});
-    in.tensor("lm_exp", Type::kStored, {N, padded_U, padded_V});
-    const View* lm_low = in.optional("lm_low", Type::kStored, {N, padded_U, padded_V});
-    in.require((am_low == nullptr) == (lm_low == nullptr), "`am_low` and `lm_low` need each other");
-    return am_low != nullptr;
-  }
-  // am_sum and lm_sum.
-  void sums(Arguments& in) {
-    in.tensor("am_sum", Type::kSummed, {N, padded_T, padded_V});
-    in.tensor("lm_sum", Type::kSummed, {N, padded_U, padded_V});
+  // am_exp and lm_exp.
+  void exponentials(Arguments& in) {
+    in.tensor("am_exp", Type::kStored, {N, am_parts, padded_T, padded_V});
+    in.tensor("lm_exp", Type::kStored, {N, lm_parts, padded_U, padded_V});
+    in.require((am_parts.value() == 1 && lm_parts.value() == 1) ||
+                   (am_parts.value() == 2 && lm_parts.value() == 3),
+               "`am_exp` and `lm_exp` must have one part each, or two and three");
   }
   // grad_loss, gx and gy.
   void upstream(Arguments& in) {
@@ -64,19 +59,19 @@ struct SimpleSizes {
 };
 
 inline void exp_rows(Arguments& in) {
-  Size N{"N"}, L{"L"}, V{"V"}, padded_L{"L'"}, padded_V{"V'"};
+  Size N{"N"}, L{"L"}, V{"V"}, parts{"parts"}, padded_L{"L'"}, padded_V{"V'"};
   in.tensor("x", Type::kScalar, {N, L, V});
   in.tensor("lengths", Type::kInt32, {N});
   in.number("extra", 0, 1);
   in.tensor("row_max", Type::kReal, {N, L});
   in.tensor("row_lse", Type::kReal, {N, L});
-  in.tensor("x_exp", stored_type(in), {N, padded_L, padded_V});
-  const bool has_low = in.optional("x_low", Type::kStored, {N, padded_L, padded_V}) != nullptr;
+  in.tensor("x_exp", stored_type(in), {N, parts, padded_L, padded_V});
+  in.require(parts.value() >= 1 && parts.value() <= 3, "`x_exp` must have one, two or three parts");
   in.require(padded_L.value() >= L.value() && padded_V.value() >= V.value(),
              "`x_exp` must have all rows and columns of `x`");
-  in.require(
-      !in.on_cpu() || (!has_low && padded_L.value() == L.value() && padded_V.value() == V.value()),
-      "`x_exp` must be all there is and shaped like `x` on the CPU");
+  in.require(!in.on_cpu() || (parts.value() == 1 && padded_L.value() == L.value() &&
+                              padded_V.value() == V.value()),
+             "`x_exp` must have one part, shaped like `x`, on the CPU");
 }
 
 inline void simple_product(Arguments& in) {
@@ -87,21 +82,17 @@ inline void simple_product(Arguments& in) {
 
 inline void simple_sums(Arguments& in) {
   SimpleSizes sizes;
-  Size parts{"parts"};
-  in.tensor("weights", Type::kStored, {sizes.N, sizes.padded_T, parts, sizes.padded_U});
-  const bool has_low = sizes.exponentials(in);
-  const Extent stacked = 3 * std::max<int64_t>(sizes.padded_U.value(), 0);
-  const bool has_stack =
-      in.optional("lm_stack", Type::kStored, {sizes.N, stacked, sizes.padded_V}) != nullptr;
-  sizes.sums(in);
-  in.require(parts.value() == 1 || (parts.value() == 3 && has_low && has_stack),
-             "`weights` must have one part, or three with `am_low`, `lm_low` and `lm_stack`");
+  auto& [N, T, U, V, padded_T, padded_U, padded_V, am_parts, lm_parts] = sizes;
+  in.tensor("weights", Type::kStored, {N, padded_T, lm_parts, padded_U});
+  sizes.exponentials(in);
+  in.tensor("lm_sum", Type::kReal, {N, padded_U, padded_V});
+  in.tensor("am_sum", Type::kReal, {N, padded_T, padded_V});
 }
 
 inline void simple_log_probs(Arguments& in) {
   SimpleSizes sizes;
   sizes.inputs(in);
-  auto& [N, T, U, V, padded_T, padded_U, padded_V] = sizes;
+  auto& [N, T, U, V, padded_T, padded_U, padded_V, am_parts, lm_parts] = sizes;
   in.tensor("am_max", Type::kReal, {N, T});
   in.tensor("lm_max", Type::kReal, {N, U + 1});
   sizes.product(in);
@@ -124,19 +115,21 @@ inline void simple_weights(Arguments& in) {
 
 inline void simple_backward(Arguments& in) {
   SimpleSizes sizes;
-  auto& [N, T, U, V, padded_T, padded_U, padded_V] = sizes;
+  auto& [N, T, U, V, padded_T, padded_U, padded_V, am_parts, lm_parts] = sizes;
   sizes.upstream(in);
   sizes.inputs(in);
-  const bool has_low = sizes.exponentials(in);
-  in.require(padded_T.value() >= T.value() && padded_U.value() > U.value() &&
-                 padded_V.value() >= V.value(),
-             "`am_exp` and `lm_exp` must have all rows and columns of `am` and `lm`");
-  in.require(!in.on_cpu() || (!has_low && padded_T.value() == T.value() &&
-                              padded_U.value() == U.value() + 1 && padded_V.value() == V.value()),
-             "`am_exp` and `lm_exp` must be shaped like `am` and `lm` on the CPU");
+  in.tensor("am_max", Type::kReal, {N, T});
+  in.tensor("lm_max", Type::kReal, {N, U + 1});
   sizes.product(in);
   in.tensor("logz", Type::kReal, {N, T, U + 1});
-  sizes.sums(in);
+  in.tensor("am_sum", Type::kReal, {N, padded_T, padded_V});
+  in.tensor("lm_sum", Type::kReal, {N, padded_U, padded_V});
+  in.require(padded_T.value() >= T.value() && padded_U.value() > U.value() &&
+                 padded_V.value() >= V.value(),
+             "`am_sum` and `lm_sum` must have all rows and columns of `am` and `lm`");
+  in.require(!in.on_cpu() || (padded_T.value() == T.value() && padded_U.value() == U.value() + 1 &&
+                              padded_V.value() == V.value()),
+             "`am_sum` and `lm_sum` must be shaped like `am` and `lm` on the CPU");
   sizes.smoothing(in);
   sizes.targets(in);
   const Layout rows = in.on_cpu() ? Layout::kContiguous : Layout::kPitched;

@@ -6,6 +6,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.ops.joiner import fused_joiner
+from pruned_rnnt.ops.simple import simple_products
 from tests.loss.step_cases import (
     DEVICES,
     STEP,
@@ -75,6 +76,19 @@ def test_dtypes(device, kind, dtype, tolerance) -> None:
     # What rounds to another band would have other gradients.
     assert torch.equal(got[first_gradient - 1], wanted[first_gradient - 1])
     assert_near(got[first_gradient:], wanted[first_gradient:], tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@every_kind
+@pytest.mark.parametrize("together", [1, 2])
+def test_sums_of_some_utterances_at_a_time(device, kind, together, monkeypatch) -> None:
+    step, _ = modules(device, 29, torch.float32, **kind)
+    batch = inputs(device, 29, torch.float32)
+    wanted = results(step, batch, "simple")
+    layout = simple_products.ExpLayout
+    monkeypatch.setattr(layout, "together", lambda *_: together)
+    got = results(step, batch, "simple")
+    assert_near(got, wanted, 1e-5)
 
 
 @pytest.mark.parametrize("device", STEP)

@@ -95,8 +95,7 @@ def packed_fields(layout: ctypes.CDLL, values: dict[str, float]) -> bytes:
 
 
 def fields(vocabulary: int, dtype: torch.dtype, differentiable: bool, **others: int) -> dict:
-    """Of a step on an H100: 16-bit exponentials, in two parts."""
-    wide = dtype == torch.float32
+    """Of a step on an H100: 16-bit exponentials, in parts."""
     types = ["float32", "float64", "float16", "bfloat16"]
     frames, columns, batch = 50, 12, 3
     values = {"N": batch, "T": frames, "W": columns, "E": 24, "P": 16, "D": 32, "S": 5}
@@ -106,9 +105,8 @@ def fields(vocabulary: int, dtype: torch.dtype, differentiable: bool, **others: 
     values |= {"padded_O": padded_width(vocabulary + durations, dtype)}
     values |= {"rows": batch * frames * 5, "least_chunk_rows": 50, "hidden_rows": 20}
     values |= {"dtype": types.index(str(dtype).removeprefix("torch.")), "exp_dtype": 3}
-    values |= {"sum_dtype": 0 if wide else 3, "exp_split": 1, "exp_multiple": 8}
-    values |= {"weight_parts": 3 if wide else 1, "differentiable": differentiable}
-    return values | others
+    values |= {"am_parts": 2, "lm_parts": 3, "exp_multiple": 8, "exp_together": 2}
+    return values | {"differentiable": differentiable} | others
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

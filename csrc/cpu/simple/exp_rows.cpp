@@ -27,10 +27,10 @@ struct ExpRow {
   }
 };
 
-// x (N,L,V) -> row_max, row_lse (N,L), x_exp (N,L,V). Rows from lengths[n] + extra on are not read;
-// their outputs are 0.
+// x (N,L,V) -> row_max, row_lse (N,L), x_exp (N,1,L,V). Rows from lengths[n] + extra on are not
+// read; their outputs are 0.
 void exp_rows(const View& x, const View& lengths, int64_t extra, const View& row_max,
-              const View& row_lse, const View& x_exp, const OptionalView&) {
+              const View& row_lse, const View& x_exp) {
   const int64_t N = x.size(0), L = x.size(1), V = x.size(2);
   const int32_t* used = data_of<int32_t>(lengths);
   dispatch_floating(x.scalar_type(), "exp_rows", [&](auto zero) {

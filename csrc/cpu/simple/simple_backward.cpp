@@ -17,11 +17,15 @@
 namespace pruned_rnnt {
 namespace {
 
-struct Product {
-  template <typename real>
-  static PRUNED_RNNT_INLINE void run(const real* a, const real* b, int64_t size, real* out) {
+struct ExpTimes {
+  // out(v) = exp(x(v) - shift) * sum(v).
+  template <typename scalar, typename real>
+  static PRUNED_RNNT_INLINE void run(const scalar* x, const real* sum, int64_t size, real shift,
+                                     real* out) {
 #pragma omp simd
-    for (int64_t v = 0; v < size; ++v) out[v] = a[v] * b[v];
+    for (int64_t v = 0; v < size; ++v) {
+      out[v] = exp_of_nonpositive(static_cast<real>(x[v]) - shift) * sum[v];
+    }
   }
 };
 
@@ -64,7 +68,7 @@ template <typename scalar>
 struct Side {
   using real = acc_type<scalar>;
   const scalar* x;
-  const real *x_exp, *x_sum;
+  const real *row_max, *x_sum;
   // Smoothing: the row's own normaliser, and the prior that was added (am only); else null.
   const real *lse, *prior;
   real own_scale;
@@ -77,7 +81,7 @@ void dense_gradient(const Side<scalar>& side, int64_t row, const scalar* partner
                     const Occupancies<scalar>& occupancies, int64_t first_node, int64_t step,
                     int64_t count, real combined, real upstream, int64_t V, real* gradient) {
   const scalar* x = side.x + row * V;
-  run_vectorised<Product>(side.x_exp + row * V, side.x_sum + row * V, V, gradient);
+  run_vectorised<ExpTimes>(x, side.x_sum + row * V, V, side.row_max[row], gradient);
   double total = 0;
   for (int64_t k = 0; k < count; ++k) {
     const int64_t node = first_node + k * step;
@@ -94,9 +98,9 @@ void dense_gradient(const Side<scalar>& side, int64_t row, const scalar* partner
 }
 
 void simple_backward(const View& grad_loss, const View& gx, const View& gy, const View& am,
-                     const View& lm, const View& am_exp, const OptionalView&, const View& lm_exp,
-                     const OptionalView&, const View& product, const View& logz, const View& am_sum,
-                     const View& lm_sum, const OptionalView& lm_lse, const OptionalView& am_lse,
+                     const View& lm, const View& am_max, const View& lm_max, const View& product,
+                     const View& logz, const View& am_sum, const View& lm_sum,
+                     const OptionalView& lm_lse, const OptionalView& am_lse,
                      const OptionalView& log_q, const View& targets, const View& logit_lengths,
                      const View& target_lengths, int64_t blank, double lm_only_scale,
                      double am_only_scale, double fastemit_lambda, const View& grad_am,
@@ -113,11 +117,11 @@ void simple_backward(const View& grad_loss, const View& gx, const View& gy, cons
                                           data_of<real>(product), data_of<real>(logz),
                                           static_cast<real>(1 + fastemit_lambda)};
     const Side<scalar> acoustic{
-        data_of<scalar>(am),       data_of<real>(am_exp),
+        data_of<scalar>(am),       data_of<real>(am_max),
         data_of<real>(am_sum),     scales.am_only != 0 ? data_or_null<real>(am_lse) : nullptr,
         data_or_null<real>(log_q), scales.am_only};
     const Side<scalar> language{data_of<scalar>(lm),
-                                data_of<real>(lm_exp),
+                                data_of<real>(lm_max),
                                 data_of<real>(lm_sum),
                                 scales.lm_only != 0 ? data_or_null<real>(lm_lse) : nullptr,
                                 nullptr,

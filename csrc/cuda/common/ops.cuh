@@ -10,19 +10,17 @@ struct ExpRows {
   View x, lengths;
   int64_t extra;
   View row_max, row_lse, x_exp;
-  OptionalView x_low;
 };
 
 constexpr int kMostExpRows = 2;
 // exp_rows of `count` inputs of one width and type, in one launch.
 void exp_rows_of(const Launcher& launch, const ExpRows* all, int count);
 
-void simple_product(const Launcher& launch, const View& am_exp, const OptionalView& am_low,
-                    const View& lm_exp, const OptionalView& lm_low, const View& product);
+void simple_product(const Launcher& launch, const View& am_exp, const View& lm_exp,
+                    const View& product);
 
 void simple_sums(const Launcher& launch, const View& weights, const View& am_exp,
-                 const OptionalView& am_low, const View& lm_exp, const OptionalView& lm_low,
-                 const OptionalView& lm_stack, const View& am_sum, const View& lm_sum);
+                 const View& lm_exp, const View& lm_sum, const View& am_sum);
 
 void simple_log_probs(const Launcher& launch, const View& am, const View& lm, const View& am_max,
                       const View& lm_max, const View& product, const OptionalView& lm_lse,
@@ -36,9 +34,8 @@ void simple_weights(const Launcher& launch, const View& grad_loss, const View& g
                     double scale, double fastemit_lambda, const View& weights);
 
 void simple_backward(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
-                     const View& am, const View& lm, const View& am_exp, const OptionalView& am_low,
-                     const View& lm_exp, const OptionalView& lm_low, const View& product,
-                     const View& logz, const View& am_sum, const View& lm_sum,
+                     const View& am, const View& lm, const View& am_max, const View& lm_max,
+                     const View& product, const View& logz, const View& am_sum, const View& lm_sum,
                      const OptionalView& lm_lse, const OptionalView& am_lse,
                      const OptionalView& log_q, const View& targets, const View& logit_lengths,
                      const View& target_lengths, int64_t blank, double lm_only_scale,

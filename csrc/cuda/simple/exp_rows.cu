@@ -1,7 +1,8 @@
 // exp_rows: exp(x - max x) of each row, which is read once if it fits into registers, and its
 // log-sum-exp. Contract and storage: pruned_rnnt/ops/simple/simple_products.py.
 //
-// Axes: N batch, L rows of an utterance, V vocabulary; L' and V' padded for storage.
+// Axes: N batch, L rows of an utterance, V vocabulary; L' and V' padded for storage. The parts of
+// an utterance's exponentials, (L',V') each, are behind each other.
 #include "contracts/simple.h"
 #include "cuda/common/arithmetic.cuh"
 #include "cuda/common/ops.cuh"
@@ -20,9 +21,9 @@ struct RowsOf {
   const int32_t* lengths;
   const scalar* x;
   acc_type<scalar>*row_max, *row_lse;
-  stored *x_exp, *x_low;
-  int64_t rows, L, stored_rows;  // all stored rows; L and L' of an utterance
-  int32_t extra;
+  stored* x_exp;
+  int64_t rows, L, stored_rows;  // of a part of all utterances; L and L' of an utterance
+  int32_t parts, extra;
 };
 
 template <typename scalar, typename stored>
@@ -59,12 +60,12 @@ __global__ void __launch_bounds__(kThreads) exp_rows_kernel(RowsList<scalar, sto
   const int64_t row = int64_t(blockIdx.x) * (kThreads / lanes) + threadIdx.x / lanes;
   if (row >= input.rows) return;
   const int64_t n = row / input.stored_rows, l = row - n * input.stored_rows;
-  stored* const high = input.x_exp + row * stored_V;
-  stored* const low = input.x_low != nullptr ? input.x_low + row * stored_V : nullptr;
+  const int64_t part_size = input.stored_rows * stored_V;
+  stored* const high = input.x_exp + n * input.parts * part_size + l * stored_V;
+  const int32_t parts = input.parts;
   const bool inside = l < input.lengths[n] + input.extra && l < input.L;
   for (int32_t v = (inside ? V : 0) + lane; v < stored_V; v += lanes) {
-    high[v] = stored(0.0f);
-    if (low != nullptr) low[v] = stored(0.0f);
+    for (int32_t part = 0; part < parts; ++part) high[part * part_size + v] = stored(0.0f);
   }
   const int64_t input_row = n * input.L + l;
   if (!inside) {
@@ -105,8 +106,10 @@ __global__ void __launch_bounds__(kThreads) exp_rows_kernel(RowsList<scalar, sto
         result.x[i] = static_cast<stored>(e);
         rest.x[i] = static_cast<stored>(e - static_cast<real>(result.x[i]));
       }
-      store_vector<part>(high + at(vector) + begin, result);
-      if (low != nullptr) store_vector<part>(low + at(vector) + begin, rest);
+      stored* const target = high + at(vector) + begin;
+      store_vector<part>(target, result);
+      if (parts > 1) store_vector<part>(target + part_size, rest);
+      if (parts > 2) store_vector<part>(target + 2 * part_size, result);
     }
   };
 #pragma unroll
@@ -124,7 +127,7 @@ __global__ void __launch_bounds__(kThreads) exp_rows_kernel(RowsList<scalar, sto
 }  // namespace
 
 void exp_rows_of(const Launcher& launch, const ExpRows* all, int count) {
-  const int64_t V = all[0].x.size(2), stored_V = all[0].x_exp.size(2);
+  const int64_t V = all[0].x.size(2), stored_V = all[0].x_exp.size(3);
   dispatch_floating(all[0].x.scalar_type(), "exp_rows", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
@@ -141,10 +144,10 @@ void exp_rows_of(const Launcher& launch, const ExpRows* all, int count) {
                        mutable_data_of<real>(one.row_max),
                        mutable_data_of<real>(one.row_lse),
                        mutable_data_of<stored>(x_exp),
-                       one.x_low.has_value() ? mutable_data_of<stored>(*one.x_low) : nullptr,
-                       x_exp.size(0) * x_exp.size(1),
+                       x_exp.size(0) * x_exp.size(2),
                        x.size(1),
-                       x_exp.size(1),
+                       x_exp.size(2),
+                       int32_t(x_exp.size(1)),
                        int32_t(one.extra)};
         rows = std::max(rows, list.all[i].rows);
         widest = std::min({widest, widest_vector<scalar>(x.data_ptr(), V),
@@ -175,9 +178,8 @@ void exp_rows_of(const Launcher& launch, const ExpRows* all, int count) {
 }
 
 void exp_rows(const Launcher& launch, const View& x, const View& lengths, int64_t extra,
-              const View& row_max, const View& row_lse, const View& x_exp,
-              const OptionalView& x_low) {
-  const ExpRows one{x, lengths, extra, row_max, row_lse, x_exp, x_low};
+              const View& row_max, const View& row_lse, const View& x_exp) {
+  const ExpRows one{x, lengths, extra, row_max, row_lse, x_exp};
   exp_rows_of(launch, &one, 1);
 }
 

@@ -38,18 +38,18 @@ struct RepeatedSymbols {
 };
 
 // Row t of d am; `emits` and `stays` are the sums over its nodes.
-template <int width, bool has_exact, typename Types>
-RNNT_DEVICE void am_row(const SimpleProblem<Types>& problem, RepeatedSymbols repeated, int32_t n,
-                        int32_t t, int32_t emitting, typename Types::real emits,
-                        typename Types::real stays) {
-  using real = typename Types::real;
+template <int width, bool has_exact, typename scalar>
+RNNT_DEVICE void am_row(const SimpleProblem<scalar>& problem, RepeatedSymbols repeated, int32_t n,
+                        int32_t t, int32_t emitting, acc_type<scalar> emits,
+                        acc_type<scalar> stays) {
+  using real = acc_type<scalar>;
   const SimpleBatch& batch = problem.batch;
   const Occupancies<real>& occupancies = problem.occupancies;
   const int32_t V = problem.symbols.V;
   const int64_t frame = int64_t(n) * batch.T + t, first = frame * batch.width;
-  const RowNodes<Types> nodes{frame, -1, batch.columns(n),
-                              problem.lm.x + int64_t(n) * batch.width * V};
-  const RowGradient<Types, has_exact> gradient(problem, problem.am, nodes, n, t, emits + stays);
+  const RowNodes<scalar> nodes{frame, -1, batch.columns(n),
+                               problem.lm.x + int64_t(n) * batch.width * V};
+  const RowGradient<scalar, has_exact> gradient(problem, problem.am, nodes, n, t, emits + stays);
   write_row<width>(gradient);
   __syncwarp();
   const real scale = (problem.combined + problem.am.own_scale) * occupancies.grad_loss[n];
@@ -67,18 +67,18 @@ RNNT_DEVICE void am_row(const SimpleProblem<Types>& problem, RepeatedSymbols rep
   });
 }
 
-template <typename Types>
-__device__ __noinline__ void exact_am_row(const SimpleProblem<Types>& problem,
+template <typename scalar>
+__device__ __noinline__ void exact_am_row(const SimpleProblem<scalar>& problem,
                                           RepeatedSymbols repeated, int32_t n, int32_t t,
-                                          int32_t emitting, typename Types::real emits,
-                                          typename Types::real stays) {
+                                          int32_t emitting, acc_type<scalar> emits,
+                                          acc_type<scalar> stays) {
   am_row<1, true>(problem, repeated, n, t, emitting, emits, stays);
 }
 
 // kBlockFrames rows of d am.
-template <int width, typename Types>
-__device__ void am_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t first_frame) {
-  using real = typename Types::real;
+template <int width, typename scalar>
+__device__ void am_rows(const SimpleProblem<scalar>& problem, int32_t n, int32_t first_frame) {
+  using real = acc_type<scalar>;
   const SimpleBatch& batch = problem.batch;
   const Occupancies<real>& occupancies = problem.occupancies;
   const int32_t lane = threadIdx.x % 32;
@@ -114,14 +114,14 @@ __device__ void am_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
 }
 
 // Row u of d lm; `emits` and `stays` are the sums over its nodes.
-template <int width, bool has_exact, typename Types>
-RNNT_DEVICE void lm_row(const SimpleProblem<Types>& problem, int32_t n, int32_t u,
-                        typename Types::real emits, typename Types::real stays) {
-  using real = typename Types::real;
+template <int width, bool has_exact, typename scalar>
+RNNT_DEVICE void lm_row(const SimpleProblem<scalar>& problem, int32_t n, int32_t u,
+                        acc_type<scalar> emits, acc_type<scalar> stays) {
+  using real = acc_type<scalar>;
   const SimpleBatch& batch = problem.batch;
   const int64_t frame = int64_t(n) * batch.T;
-  const RowNodes<Types> nodes{frame, u, batch.frames(n), problem.am.x + frame * problem.symbols.V};
-  const RowGradient<Types, has_exact> gradient(problem, problem.lm, nodes, n, u, emits + stays);
+  const RowNodes<scalar> nodes{frame, u, batch.frames(n), problem.am.x + frame * problem.symbols.V};
+  const RowGradient<scalar, has_exact> gradient(problem, problem.lm, nodes, n, u, emits + stays);
   write_row<width>(gradient);
   __syncwarp();
   const real scale = (problem.combined + problem.lm.own_scale) * problem.occupancies.grad_loss[n];
@@ -131,16 +131,17 @@ RNNT_DEVICE void lm_row(const SimpleProblem<Types>& problem, int32_t n, int32_t 
       [&](int32_t i) { return scale * (i == 0 ? emits : stays); });
 }
 
-template <typename Types>
-__device__ __noinline__ void exact_lm_row(const SimpleProblem<Types>& problem, int32_t n, int32_t u,
-                                          typename Types::real emits, typename Types::real stays) {
+template <typename scalar>
+__device__ __noinline__ void exact_lm_row(const SimpleProblem<scalar>& problem, int32_t n,
+                                          int32_t u, acc_type<scalar> emits,
+                                          acc_type<scalar> stays) {
   lm_row<1, true>(problem, n, u, emits, stays);
 }
 
 // kBlockColumns rows of d lm.
-template <int width, typename Types>
-__device__ void lm_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t first_column) {
-  using real = typename Types::real;
+template <int width, typename scalar>
+__device__ void lm_rows(const SimpleProblem<scalar>& problem, int32_t n, int32_t first_column) {
+  using real = acc_type<scalar>;
   const SimpleBatch& batch = problem.batch;
   const Occupancies<real>& occupancies = problem.occupancies;
   const int32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -190,9 +191,9 @@ __device__ void lm_rows(const SimpleProblem<Types>& problem, int32_t n, int32_t 
 }
 
 // Blocks for d am first, then those for d lm.
-template <int width, typename Types>
+template <int width, typename scalar>
 __global__ void __launch_bounds__(kThreads, 4)
-    simple_backward_kernel(const __grid_constant__ SimpleProblem<Types> problem,
+    simple_backward_kernel(const __grid_constant__ SimpleProblem<scalar> problem,
                            int32_t am_blocks) {
   const int32_t n = blockIdx.y, block = blockIdx.x;
   if (block < am_blocks) {
@@ -205,9 +206,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 }  // namespace
 
 void simple_backward(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
-                     const View& am, const View& lm, const View& am_exp, const OptionalView& am_low,
-                     const View& lm_exp, const OptionalView& lm_low, const View& product,
-                     const View& logz, const View& am_sum, const View& lm_sum,
+                     const View& am, const View& lm, const View& am_max, const View& lm_max,
+                     const View& product, const View& logz, const View& am_sum, const View& lm_sum,
                      const OptionalView& lm_lse, const OptionalView& am_lse,
                      const OptionalView& log_q, const View& targets, const View& logit_lengths,
                      const View& target_lengths, int64_t blank, double lm_only_scale,
@@ -218,58 +218,48 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
   if (gx.numel() == 0) return;
   const int32_t am_blocks = (batch.T + kBlockFrames - 1) / kBlockFrames;
   const int32_t lm_blocks = (batch.width + kBlockColumns - 1) / kBlockColumns;
-  const auto run = [&](auto types) {
-    using Types = decltype(types);
-    using scalar = typename Types::scalar;
-    using stored = typename Types::stored;
-    using real = typename Types::real;
-    using widest = typename Types::widest;
+  dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {
+    using scalar = decltype(zero);
+    using real = acc_type<scalar>;
     const SmoothingScales<real> scales(lm_only_scale, am_only_scale);
-    const auto side = [&](const View& x, const View& x_exp, const OptionalView& x_low,
-                          const View& x_sum, const OptionalView& lse, const OptionalView& prior,
-                          real own_scale, const View& gradient) {
-      return Side<Types>{data_of<scalar>(x),
-                         data_of<stored>(x_exp),
-                         data_or_null<stored>(x_low),
-                         data_of<typename Types::summed>(x_sum),
-                         own_scale != 0 ? data_or_null<real>(lse) : nullptr,
-                         data_or_null<real>(prior),
-                         own_scale,
-                         mutable_data_of<scalar>(gradient),
-                         x.size(1),
-                         x_exp.size(1),
-                         row_pitch(gradient)};
+    int widest_rows = 16 / sizeof(scalar);
+    const auto side = [&](const View& x, const View& row_max, const View& x_sum,
+                          const OptionalView& lse, const OptionalView& prior, real own_scale,
+                          const View& gradient) {
+      const int64_t sum_pitch = x_sum.size(2);
+      const int widest_sums = widest_vector<real>(x_sum.data_ptr(), sum_pitch);
+      widest_rows = std::min({widest_rows, widest_vector<scalar>(x.data_ptr(), symbols.V),
+                              widest_vector<scalar>(gradient.data_ptr(), row_pitch(gradient))});
+      // Read in parts of 16 bytes.
+      if (widest_sums < std::min<int>(widest_rows, 16 / sizeof(real))) widest_rows = 1;
+      return Side<scalar>{data_of<scalar>(x),
+                          data_of<real>(row_max),
+                          data_of<real>(x_sum),
+                          own_scale != 0 ? data_or_null<real>(lse) : nullptr,
+                          data_or_null<real>(prior),
+                          own_scale,
+                          mutable_data_of<scalar>(gradient),
+                          x.size(1),
+                          x_sum.size(1) * sum_pitch,
+                          sum_pitch,
+                          row_pitch(gradient)};
     };
-    const SimpleProblem<Types> problem{
+    const SimpleProblem<scalar> problem{
         batch,
         symbols,
-        int32_t(am_exp.size(2)),
         {data_of<real>(gx), data_of<real>(gy), data_of<real>(product), data_of<real>(logz),
          data_of<real>(grad_loss), static_cast<real>(1 + fastemit_lambda), batch.width,
          batch.product_width},
         scales.combined,
-        side(am, am_exp, am_low, am_sum, am_lse, log_q, scales.am_only, grad_am),
-        side(lm, lm_exp, lm_low, lm_sum, lm_lse, std::nullopt, scales.lm_only, grad_lm)};
+        side(am, am_max, am_sum, am_lse, log_q, scales.am_only, grad_am),
+        side(lm, lm_max, lm_sum, lm_lse, std::nullopt, scales.lm_only, grad_lm)};
     const size_t shared = std::max<size_t>(2 * kWarps * kBlockColumns * sizeof(real),
                                            2 * symbols.U * sizeof(int32_t));
-    int widest_rows = widest_vector<widest>(am.data_ptr(), symbols.V);
-    for (const View* rows : {&am_exp, &am_sum, &lm_exp, &lm_sum, &grad_am, &grad_lm}) {
-      widest_rows =
-          std::min(widest_rows, widest_vector<widest>(rows->data_ptr(), row_pitch(*rows)));
-    }
     const dim3 grid(am_blocks + lm_blocks, batch.N);
-    dispatch_width<widest>(widest_rows, [&](auto width) {
-      launch(simple_backward_kernel<decltype(width)::value, Types>, grid, kThreads, shared, problem,
-             am_blocks);
+    dispatch_width<scalar>(widest_rows, [&](auto width) {
+      launch(simple_backward_kernel<decltype(width)::value, scalar>, grid, kThreads, shared,
+             problem, am_blocks);
     });
-  };
-  dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {
-    using scalar = decltype(zero);
-    using real = acc_type<scalar>;
-    if constexpr (!std::is_same_v<real, double>) {
-      if (am_exp.scalar_type() == ScalarType::BFloat16) return run(SimpleTypes<scalar, BFloat16>());
-    }
-    run(SimpleTypes<scalar, real>());
   });
 }
 

@@ -126,17 +126,15 @@ void PrunedStep::chunk_logits(const View& start, int64_t begin, int64_t count) c
 void PrunedStep::simple_loss(const View& encoder, const View& predictor, const View& gx,
                              const View& gy, const View& start, const TdtPart& tdt) const {
   const OptionalView none;
-  const auto if_split = [&](const View& low) { return s.exp_split ? OptionalView(low) : none; };
   const View &am = work.simple_am, &lm = work.simple_lm;
   project(encoder, kAm, am);
   project(predictor, kLm, lm);
   const View am_max = part_of(work.am_rows, 0), am_lse = part_of(work.am_rows, 1);
   const View lm_max = part_of(work.lm_rows, 0), lm_lse = part_of(work.lm_rows, 1);
-  const OptionalView am_low = if_split(work.am_low), lm_low = if_split(work.lm_low);
-  const ExpRows sides[] = {{am, logit_lengths, 0, am_max, am_lse, work.am_high, am_low},
-                           {lm, target_lengths, 1, lm_max, lm_lse, work.lm_high, lm_low}};
+  const ExpRows sides[] = {{am, logit_lengths, 0, am_max, am_lse, work.am_exp},
+                           {lm, target_lengths, 1, lm_max, lm_lse, work.lm_exp}};
   exp_rows_of(launch, sides, 2);
-  simple_product(launch, work.am_high, am_low, work.lm_high, lm_low, work.product);
+  simple_product(launch, work.am_exp, work.lm_exp, work.product);
   const OptionalView smoothing = s.lm_only_scale != 0 ? OptionalView(lm_lse) : none;
   simple_log_probs(launch, am, lm, am_max, lm_max, work.product, smoothing, none, none, targets,
                    logit_lengths, target_lengths, s.blank, s.lm_only_scale, 0.0, work.px, work.py,
@@ -159,16 +157,19 @@ void PrunedStep::simple_loss(const View& encoder, const View& predictor, const V
   const View upstream = part_of(saved.upstream, 0);
   simple_weights(launch, upstream, gx, gy, work.product, logit_lengths, target_lengths,
                  1 - s.lm_only_scale, s.fastemit_lambda, work.weights);
-  // As in simple_products.py: low parts only where the gradient has that many bits.
-  const bool in_parts = s.weight_parts == 3;
-  simple_sums(launch, work.weights, work.am_high, am_low, work.lm_high, lm_low,
-              in_parts ? OptionalView(work.lm_stack) : none, work.am_sum, work.lm_sum);
-  simple_backward(launch, upstream, gx, gy, am, lm, work.am_high, in_parts ? am_low : none,
-                  work.lm_high, in_parts ? lm_low : none, work.product, work.logz, work.am_sum,
-                  work.lm_sum, smoothing, none, none, targets, logit_lengths, target_lengths,
-                  s.blank, s.lm_only_scale, 0.0, s.fastemit_lambda,
-                  columns_of(saved.outputs[kEncoderSide], 0, s.padded_V),
-                  columns_of(saved.outputs[kPredictorSide], 0, s.padded_V));
+  const View am_gradient = columns_of(saved.outputs[kEncoderSide], 0, s.padded_V);
+  const View lm_gradient = columns_of(saved.outputs[kPredictorSide], 0, s.padded_V);
+  for (int64_t begin = 0; begin < s.N; begin += s.exp_together) {
+    const int64_t count = std::min(s.exp_together, s.N - begin);
+    const auto part = [&](const View& x) { return utterances_of(x, begin, count); };
+    const View am_sum = part(work.am_sum), lm_sum = utterances_of(work.lm_sum, 0, count);
+    simple_sums(launch, part(work.weights), part(work.am_exp), part(work.lm_exp), lm_sum, am_sum);
+    simple_backward(launch, part(upstream), part(gx), part(gy), part(am), part(lm), part(am_max),
+                    part(lm_max), part(work.product), part(work.logz), am_sum, lm_sum,
+                    s.lm_only_scale != 0 ? OptionalView(part(lm_lse)) : none, none, none,
+                    part(targets), part(logit_lengths), part(target_lengths), s.blank,
+                    s.lm_only_scale, 0.0, s.fastemit_lambda, part(am_gradient), part(lm_gradient));
+  }
   if (s.is_tdt()) tdt_simple_gradient(*tdt.gd);
 }
 

@@ -29,8 +29,8 @@
   choice(reduction, "none,sum,mean")                                                            \
   choice(dtype, PRUNED_RNNT_TYPES)         /* of the products */                               \
   choice(exp_dtype, PRUNED_RNNT_TYPES)     /* this and the next: ExpLayout in Python */         \
-  choice(sum_dtype, PRUNED_RNNT_TYPES)                                                          \
-  integer(exp_split) integer(exp_multiple) integer(weight_parts)                                \
+  integer(am_parts) integer(lm_parts) integer(exp_multiple)                                     \
+  integer(exp_together)                    /* utterances of one call of simple_sums */          \
   real(lm_only_scale) real(delay_penalty) real(fastemit_lambda) real(clamp) real(sigma)         \
   real(simple_scale) real(pruned_scale)                                                         \
   result(chunk_rows)                                                                            \
@@ -77,7 +77,6 @@ struct StepSizes : StepFields {
                                             ScalarType::BFloat16};
     type = kTypes[dtype];
     exp_type = kTypes[exp_dtype];
-    sum_type = kTypes[sum_dtype];
     acc = type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
     exp_V = round_up(padded_V, exp_multiple);
     exp_W = round_up(W, exp_multiple);
@@ -104,7 +103,7 @@ struct StepSizes : StepFields {
     return reduction == kMean ? real(1) / static_cast<real>(N) : real(1);
   }
 
-  ScalarType type, acc, exp_type, sum_type;
+  ScalarType type, acc, exp_type;
   int64_t exp_V, exp_W;
 };
 
@@ -118,7 +117,7 @@ StepFields& fields_in(const Array& memory) {
   auto& fields = *static_cast<StepFields*>(memory.data_ptr());
   constexpr int64_t kMostTypes = 4;
   bool fits = true;
-  for (const int64_t choice : {fields.dtype, fields.exp_dtype, fields.sum_dtype}) {
+  for (const int64_t choice : {fields.dtype, fields.exp_dtype}) {
     fits &= choice >= 0 && choice < kMostTypes;
   }
   for (const int64_t size :
@@ -126,11 +125,13 @@ StepFields& fields_in(const Array& memory) {
         fields.padded_V, fields.K, fields.padded_K, fields.padded_O, fields.longest}) {
     fits &= size >= 0 && size <= std::numeric_limits<int32_t>::max();
   }
-  fits &= fields.V <= fields.padded_V && fields.K <= fields.padded_K &&
-          fields.V + fields.K <= fields.padded_O && fields.blank >= 0 && fields.blank < fields.V &&
-          fields.S > 0 && fields.W > 0 && fields.rows >= 0 && fields.hidden_rows >= 0 &&
-          (fields.rows == 0 || fields.least_chunk_rows > 0) && fields.exp_multiple > 0 &&
-          (fields.weight_parts == 1 || fields.weight_parts == 3);
+  fits &=
+      fields.V <= fields.padded_V && fields.K <= fields.padded_K &&
+      fields.V + fields.K <= fields.padded_O && fields.blank >= 0 && fields.blank < fields.V &&
+      fields.S > 0 && fields.W > 0 && fields.rows >= 0 && fields.hidden_rows >= 0 &&
+      (fields.rows == 0 || fields.least_chunk_rows > 0) && fields.exp_multiple > 0 &&
+      fields.exp_together > 0 &&
+      (fields.am_parts == 1 ? fields.lm_parts == 1 : fields.am_parts == 2 && fields.lm_parts == 3);
   STD_TORCH_CHECK(fits, "pruned_rnnt: the fields of a pruned step are no sizes of one");
   return fields;
 }

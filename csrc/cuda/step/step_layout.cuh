@@ -52,6 +52,15 @@ inline View rows_of(const View& view, int64_t begin, int64_t count, int64_t colu
 inline View range_of(const View& view, int64_t begin, int64_t count) {
   return dense_view(data_at(view, begin), view.scalar_type(), {count});
 }
+// Utterances begin .. begin + count of (N,...).
+inline View utterances_of(const View& view, int64_t begin, int64_t count) {
+  std::array<int64_t, kMostDims> sizes{}, strides{};
+  for (int i = 0; i < view.dim(); ++i) {
+    sizes[i] = i == 0 ? count : view.size(i);
+    strides[i] = view.stride(i);
+  }
+  return {data_at(view, begin * view.stride(0)), view.scalar_type(), view.dim(), sizes, strides};
+}
 // Columns begin .. begin + count of (N,rows,columns), which stay as far apart as they are.
 inline View columns_of(const View& view, int64_t begin, int64_t count) {
   return {data_at(view, begin),
@@ -61,8 +70,9 @@ inline View columns_of(const View& view, int64_t begin, int64_t count) {
           {view.stride(0), view.stride(1), 1}};
 }
 
-// Parts of a step in their order; kBand is the pruned loss with its backward pass.
-enum Phase { kScores, kLattice, kSimpleGradients, kBand };
+// Parts of a step in their order; kBand is the pruned loss with its backward pass. The sums of the
+// trivial joiner's gradients overwrite the exponentials of am that kSimpleSums reads.
+enum Phase { kScores, kLattice, kSimpleSums, kSimpleGradients, kBand };
 // The first and the last part in which a buffer holds numbers that are still needed.
 struct LiveRange {
   Phase first, last;
@@ -98,8 +108,8 @@ class Arena {
 #endif
     return view;
   }
-  // The buffers that follow share the memory of those so far.
-  void rewind() { used_ = 0; }
+  // The buffers that follow share the memory of those from `used` on.
+  void rewind(int64_t used = 0) { used_ = used; }
   int64_t used() const { return used_; }
   int64_t bytes() const { return most_; }
 
@@ -189,45 +199,45 @@ struct SavedBuffers {
 // chunk of hidden rows and logits is kept for its backward pass.
 struct WorkBuffers {
   WorkBuffers(const StepSizes& s, void* memory) {
-    constexpr LiveRange simple{kScores, kSimpleGradients}, recursion{kLattice, kLattice};
-    constexpr LiveRange gradients{kSimpleGradients, kSimpleGradients}, band{kBand, kBand};
-    // Low parts of 16-bit inputs are needed for the product alone.
-    const LiveRange low = s.weight_parts == 1 ? LiveRange{kScores, kScores} : simple;
+    constexpr LiveRange simple{kScores, kSimpleGradients}, recursion{kScores, kLattice};
+    constexpr LiveRange gradients{kSimpleSums, kSimpleGradients}, band{kBand, kBand};
     Arena arena(memory);
     simple_am = arena.take(s.type, {s.N, s.T, s.padded_V}, simple);
     simple_lm = arena.take(s.type, {s.N, s.W, s.padded_V}, simple);
     am_rows = arena.take(s.acc, {2, s.N, s.T}, simple);
     lm_rows = arena.take(s.acc, {2, s.N, s.W}, simple);
-    am_high = arena.take(s.exp_type, {s.N, s.T, s.exp_V}, simple);
-    lm_high = arena.take(s.exp_type, {s.N, s.exp_W, s.exp_V}, simple);
-    if (s.exp_split) {
-      am_low = arena.take(s.exp_type, {s.N, s.T, s.exp_V}, low);
-      lm_low = arena.take(s.exp_type, {s.N, s.exp_W, s.exp_V}, low);
+    am_exp = arena.take(s.exp_type, {s.N, s.am_parts, s.T, s.exp_V}, {kScores, kSimpleSums});
+    lm_exp = arena.take(s.exp_type, {s.N, s.lm_parts, s.exp_W, s.exp_V}, simple);
+    if (s.differentiable) {
+      // Both parts of an exponential take the memory of a number in the accumulators' type.
+      am_sum = arena.reuse(dense_view(am_exp.data_ptr(), s.acc, {s.N, s.T, s.exp_V}),
+                           {kSimpleGradients, kSimpleGradients});
+      STD_TORCH_CHECK(
+          s.am_parts * element_bytes(s.exp_type) == element_bytes(s.acc),
+          "pruned_rnnt: the exponentials of a pruned step do not have the size of sums");
     }
     product = arena.take(s.acc, {s.N, s.T, s.exp_W}, simple);
-    for (View* const view : {&px, &py, &logz}) *view = arena.take(s.acc, {s.N, s.T, s.W}, simple);
-    lattice_work = arena.take(s.acc, {lattice_elements(s, s.N * s.T * s.W, s.W)}, recursion);
+    logz = arena.take(s.acc, {s.N, s.T, s.W}, simple);
     if (s.is_tdt()) {
       durations = arena.take(s.acc, {s.N, s.T, s.W, s.K}, {kLattice, kSimpleGradients});
+    }
+    const int64_t before_recursion = arena.used();
+    for (View* const view : {&px, &py}) *view = arena.take(s.acc, {s.N, s.T, s.W}, recursion);
+    lattice_work = arena.take(s.acc, {lattice_elements(s, s.N * s.T * s.W, s.W)}, recursion);
+    if (s.is_tdt()) {
       for (View* const view : {&left, &stayed}) {
         *view = arena.take(s.acc, {s.N, s.T, s.W}, recursion);
       }
       visits = arena.take(s.acc, {s.N, s.T}, recursion);
     }
     if (s.exact_bounds) bounds_work = arena.take(ScalarType::Int, {s.N, s.T, s.W}, recursion);
+    const int64_t after_recursion = arena.used();
     if (s.differentiable) {
-      weights = arena.take(s.exp_type, {s.N, s.T, s.weight_parts, s.exp_W}, gradients);
-      if (s.weight_parts == 3) {
-        lm_stack = arena.take(s.exp_type, {s.N, 3 * s.exp_W, s.exp_V}, gradients);
-      }
-      // The low parts, then not needed any more, have the same type and size.
-      const bool reused = s.exp_split && s.weight_parts == 1;
-      am_sum = reused ? arena.reuse(am_low, gradients)
-                      : arena.take(s.sum_type, {s.N, s.T, s.exp_V}, gradients);
-      lm_sum = reused ? arena.reuse(lm_low, gradients)
-                      : arena.take(s.sum_type, {s.N, s.exp_W, s.exp_V}, gradients);
+      arena.rewind(before_recursion);
+      weights = arena.take(s.exp_type, {s.N, s.T, s.lm_parts, s.exp_W}, gradients);
+      lm_sum = arena.take(s.acc, {s.exp_together, s.exp_W, s.exp_V}, gradients);
     }
-    simple_bytes = arena.used();
+    simple_bytes = std::max(arena.used(), after_recursion);
     arena.rewind();
     hidden = arena.take(s.type, {s.chunk_rows, s.D}, band);
     if (s.differentiable) {
@@ -257,8 +267,8 @@ struct WorkBuffers {
     return rows;
   }
 
-  View simple_am, simple_lm, am_rows, lm_rows, am_high, am_low, lm_high, lm_low, product;
-  View px, py, logz, lattice_work, bounds_work, weights, lm_stack, am_sum, lm_sum;
+  View simple_am, simple_lm, am_rows, lm_rows, am_exp, lm_exp, product, logz;
+  View px, py, lattice_work, bounds_work, weights, am_sum, lm_sum;
   // Of TDT: the simple loss's durations as in SavedBuffers, and tdt_band_masses.
   View durations, left, stayed, visits, band_stay;
   View hidden, grad_hidden, logits, band_px, band_py, band_work;

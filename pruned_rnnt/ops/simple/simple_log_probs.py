@@ -39,9 +39,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.library import NEG_INF, Out, accumulator, op
+from pruned_rnnt.ops.common.library import NEG_INF, Out, op
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
-from pruned_rnnt.ops.simple.simple_products import Exponentials
 
 # Entries of (R, V) expanded at a time where the product underflowed.
 _EXACT_ELEMENTS = 1 << 22
@@ -61,6 +60,13 @@ class NodeScores(NamedTuple):
     px: Tensor
     py: Tensor
     logz: Tensor
+
+
+class RowMaxima(NamedTuple):
+    """am_max (N,T) and lm_max (N,U+1), acc."""
+
+    am_max: Tensor
+    lm_max: Tensor
 
 
 class Scales(NamedTuple):
@@ -85,7 +91,7 @@ class Upstream(NamedTuple):
 
 
 class Products(NamedTuple):
-    """product (N,T,U') and logz (N,T,U+1), acc; am_sum (N,T,V') and lm_sum (N,U',V')."""
+    """product (N,T,U'), logz (N,T,U+1), am_sum (N,T,V') and lm_sum (N,U',V'), acc."""
 
     product: Tensor
     logz: Tensor
@@ -125,16 +131,15 @@ def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
 def simple_log_probs(
     am: Tensor,
     lm: Tensor,
-    am_max: Tensor,
-    lm_max: Tensor,
+    maxima: RowMaxima,
     product: Tensor,
     smoothing: Smoothing,
     batch: TargetsAndLengths,
     scales: Scales,
     out: Out[NodeScores],
 ) -> None:
-    """am (N,T,V), lm (N,U+1,V) of one dtype; am_max (N,T), lm_max (N,U+1), product (N,T,U') acc;
-    targets (N,U), lengths (N) int32.
+    """am (N,T,V), lm (N,U+1,V) of one dtype; product (N,T,U') acc; targets (N,U), lengths (N)
+    int32.
 
     px is -inf in column U_n; on invalid nodes (t >= T_n or u > U_n) px = py = -inf and logz = 0. A
     target outside 0..V-1 or equal to blank is unreachable (px = -inf), and never read; T_n > T or
@@ -149,7 +154,8 @@ def simple_log_probs(
     fits_N = (logit_lengths <= frames) & (target_lengths < width)
     valid = inside_NT1 & inside_N1U & fits_N[:, None, None]
     safe = product >= safe_product(acc)
-    z = product.clamp_min(safe_product(acc)).log() + am_max[:, :, None] + lm_max[:, None, :]
+    z = product.clamp_min(safe_product(acc)).log()
+    z += maxima.am_max[:, :, None] + maxima.lm_max[:, None, :]
     z.masked_fill_(~valid, 0)
     entries = (valid & ~safe).nonzero()
     for n, t, u in _pieces(entries, size):
@@ -189,7 +195,7 @@ def simple_weights(
     weights: Out[Tensor],
 ) -> None:
     """weights of the module docstring, (N,T,parts,U') of the dtype of the exponentials: one part,
-    or three for high, high, low; scale is c. 0 on invalid nodes, where ex + gy = 0, and beyond
+    or high, high, low; scale is c. 0 on invalid nodes, where ex + gy = 0, and beyond
     U+1."""
     grad_loss, gx, gy = upstream
     columns = gx.shape[2]
@@ -205,14 +211,11 @@ def simple_weights(
         weights[:, :, 2, :columns] = value - high[:, :, :columns].to(value.dtype)
 
 
-def _times_sum(x_exp: Tensor, x_low: Tensor | None, x_sum: Tensor, x: Tensor) -> Tensor:
-    """exp times sum, both stored with padding, in the shape of x."""
+def _times_sum(x: Tensor, row_max: Tensor, x_sum: Tensor) -> Tensor:
+    """exp(x - row_max) times its sum, which is stored with padding."""
     _, count, size = x.shape
-    acc = accumulator(x.dtype)
-    exponentials = x_exp[:, :count, :size].to(acc)
-    if x_low is not None:
-        exponentials = exponentials + x_low[:, :count, :size].to(acc)
-    return exponentials * x_sum[:, :count, :size].to(acc)
+    exponentials = (x.to(row_max.dtype) - row_max[:, :, None]).exp()
+    return exponentials * x_sum[:, :count, :size]
 
 
 @op
@@ -220,7 +223,7 @@ def simple_backward(
     upstream: Upstream,
     am: Tensor,
     lm: Tensor,
-    exps: Exponentials,
+    maxima: RowMaxima,
     products: Products,
     smoothing: Smoothing,
     batch: TargetsAndLengths,
@@ -230,8 +233,8 @@ def simple_backward(
     grad_lm: Out[Tensor],
 ) -> None:
     """grad_am (N,T,V) and grad_lm (N,U+1,V) have the dtype of am. If that is also the dtype of the
-    sums, they may be am_sum and lm_sum themselves. The result is the same from run to run on every
-    device."""
+    sums, they may be am_sum and lm_sum themselves, where these have no padding. The result is the
+    same from run to run on every device."""
     grad_loss, gx, gy = upstream
     product, logz, am_sum, lm_sum = products
     (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
@@ -244,8 +247,8 @@ def simple_backward(
     ex = (gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]).masked_fill_(~valid, 0)
     ey = (gy * grad_loss[:, None, None]).masked_fill_(~valid, 0)
     leaving = ex + ey
-    d_am = _times_sum(exps.am_exp, exps.am_low, am_sum, am)
-    d_lm = _times_sum(exps.lm_exp, exps.lm_low, lm_sum, lm)
+    d_am = _times_sum(am, maxima.am_max, am_sum)
+    d_lm = _times_sum(lm, maxima.lm_max, lm_sum)
 
     if scales.combined != 0:
         unsafe = (leaving != 0) & ~(product >= safe_product(acc))

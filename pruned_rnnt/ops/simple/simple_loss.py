@@ -5,6 +5,7 @@ The maths is in simple_log_probs.py, how exponentials are stored in simple_produ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (
     NodeScores,
     Products,
+    RowMaxima,
     Scales,
     Smoothing,
     Upstream,
@@ -46,10 +48,21 @@ class SimpleOptions(NamedTuple):
 class SimpleState(NamedTuple):
     """The results of the forward pass that the gradient needs."""
 
+    maxima: RowMaxima
     exps: Exponentials
     product: Tensor
     logz: Tensor
     smoothing: Smoothing
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All, to be saved for backward."""
+        return *self.maxima, *self.exps, self.product, self.logz, *self.smoothing
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> SimpleState:
+        maxima, exps = RowMaxima(*tensors[:2]), Exponentials(*tensors[2:4])
+        product, logz, *smoothing = tensors[4:]
+        return SimpleState(maxima, exps, product, logz, Smoothing(*smoothing))
 
 
 def whole_lattices(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> LatticeRows:
@@ -58,35 +71,31 @@ def whole_lattices(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> LatticeR
 
 
 class RowExponentials(NamedTuple):
-    """Maxima of the rows, am_max (N,T) and lm_max (N,U+1), lm_lse (N,U+1), and exponentials."""
+    """Maxima of the rows, lm_lse (N,U+1), and exponentials."""
 
-    am_max: Tensor
-    lm_max: Tensor
+    maxima: RowMaxima
     lm_lse: Tensor
     exps: Exponentials
 
 
-def row_exponentials(
-    am: Tensor, lm: Tensor, batch: TargetsAndLengths, *, for_product: bool = True
-) -> RowExponentials:
-    """Of contiguous am (N,T,V) and lm (N,U+1,V); with what only the product needs, or not."""
+def row_exponentials(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> RowExponentials:
+    """Of contiguous am (N,T,V) and lm (N,U+1,V)."""
     acc = accumulator(am.dtype)
     (utterances, frames, size), width = am.shape, lm.shape[1]
     layout = exp_layout(am.dtype, am.device)
-    has_low = layout.split and (for_product or layout.weight_parts == 3)
 
     def exponentials(
-        x: Tensor, lengths: Tensor, extra: int, rows: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        x: Tensor, lengths: Tensor, extra: int, parts: int, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
         row_max, row_lse = x.new_empty((2, *x.shape[:2]), dtype=acc).unbind(0)
-        high = x.new_empty((utterances, rows, layout.padded(size)), dtype=layout.dtype)
-        low = torch.empty_like(high) if has_low else None
-        exp_rows(x, lengths, extra, row_max, row_lse, high, low)
-        return row_max, row_lse, high, low
+        stored = x.new_empty((utterances, parts, rows, layout.padded(size)), dtype=layout.dtype)
+        exp_rows(x, lengths, extra, row_max, row_lse, stored)
+        return row_max, row_lse, stored
 
-    am_max, _, am_exp, am_low = exponentials(am, batch.logit_lengths, 0, frames)
-    lm_max, lm_lse, lm_exp, lm_low = exponentials(lm, batch.target_lengths, 1, layout.padded(width))
-    return RowExponentials(am_max, lm_max, lm_lse, Exponentials(am_exp, am_low, lm_exp, lm_low))
+    am_max, _, am_exp = exponentials(am, batch.logit_lengths, 0, layout.am_parts, frames)
+    rows = layout.padded(width)
+    lm_max, lm_lse, lm_exp = exponentials(lm, batch.target_lengths, 1, layout.lm_parts, rows)
+    return RowExponentials(RowMaxima(am_max, lm_max), lm_lse, Exponentials(am_exp, lm_exp))
 
 
 def simple_scores(
@@ -94,11 +103,9 @@ def simple_scores(
 ) -> tuple[NodeScores, SimpleState]:
     """px and py (N,T,U+1) of contiguous am (N,T,V) and lm (N,U+1,V)."""
     acc = accumulator(am.dtype)
-    am_max, lm_max, row_lse, exps = row_exponentials(am, lm, batch)
-    product = am.new_empty((*am.shape[:2], exps.lm_exp.shape[1]), dtype=acc)
+    maxima, row_lse, exps = row_exponentials(am, lm, batch)
+    product = am.new_empty((*am.shape[:2], exps.lm_exp.shape[2]), dtype=acc)
     simple_product(exps, product)
-    if exp_layout(am.dtype, am.device).weight_parts == 1:
-        exps = exps._replace(am_low=None, lm_low=None)
     am_lse = log_q = None
     if options.scales.am_only_scale != 0:
         log_q = log_unigram(lm, batch.target_lengths)
@@ -106,8 +113,34 @@ def simple_scores(
     lm_lse = row_lse if options.scales.lm_only_scale != 0 else None
     smoothing = Smoothing(lm_lse, am_lse, log_q)
     scores = NodeScores(*am.new_empty((3, *am.shape[:2], lm.shape[1]), dtype=acc).unbind(0))
-    simple_log_probs(am, lm, am_max, lm_max, product, smoothing, batch, options.scales, scores)
-    return scores, SimpleState(exps, product, scores.logz, smoothing)
+    simple_log_probs(am, lm, maxima, product, smoothing, batch, options.scales, scores)
+    return scores, SimpleState(maxima, exps, product, scores.logz, smoothing)
+
+
+class _Gradients(NamedTuple):
+    """What the gradient is computed from, and where it is written."""
+
+    upstream: Upstream
+    am: Tensor
+    lm: Tensor
+    state: SimpleState
+    batch: TargetsAndLengths
+    weights: Tensor
+    grad_am: Tensor
+    grad_lm: Tensor
+
+    def of(self, utterances: slice) -> _Gradients:
+        """The same of some utterances."""
+        log_q = self.state.smoothing.log_q  # has no utterances
+        part: _Gradients = _sliced(self, utterances)
+        smoothing = part.state.smoothing._replace(log_q=log_q)
+        return part._replace(state=part.state._replace(smoothing=smoothing))
+
+
+def _sliced(x: Any, utterances: slice) -> Any:
+    if isinstance(x, tuple):
+        return type(x)(*[_sliced(field, utterances) for field in x])
+    return None if x is None else x[utterances]
 
 
 def simple_gradient(
@@ -119,27 +152,32 @@ def simple_gradient(
     options: SimpleOptions,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of am and lm; in the dtype of am."""
-    exps, product, _, smoothing = state
     scales, fastemit = options.scales, options.loss.fastemit_lambda
+    smoothing = state.smoothing
     layout = exp_layout(am.dtype, am.device)
-    size, frames = am.shape[:2]
-    columns, width = exps.lm_exp.shape[1:]
-    weights = am.new_empty((size, frames, layout.weight_parts, columns), dtype=layout.dtype)
-    simple_weights(upstream, product, *batch[1:], scales.combined, fastemit, weights)
-    am_sum = torch.empty_like(exps.am_exp, dtype=layout.sum_dtype)
-    lm_sum = torch.empty_like(exps.lm_exp, dtype=layout.sum_dtype)
-    lm_stack = None
-    if layout.weight_parts == 3:
-        lm_stack = am.new_empty((size, 3 * columns, width), dtype=layout.dtype)
-    simple_sums(weights, exps, lm_stack, am_sum, lm_sum)
-    # Written over the sums if these have the same dtype and shape.
-    in_place = am.dtype == accumulator(am.dtype)
-    grad_am, grad_lm = (
-        total if in_place and total.shape == x.shape else torch.empty_like(x)
-        for total, x in ((am_sum, am), (lm_sum, lm))
-    )
-    kept = (exps, Products(product, state.logz, am_sum, lm_sum), smoothing, batch)
-    simple_backward(upstream, am, lm, *kept, scales, fastemit, grad_am, grad_lm)
+    size, frames, vocabulary = am.shape
+    parts, columns, width = state.exps.lm_exp.shape[1:]
+    weights = am.new_empty((size, frames, parts, columns), dtype=layout.dtype)
+    simple_weights(upstream, state.product, *batch[1:], scales.combined, fastemit, weights)
+    grad_am, grad_lm = torch.empty_like(am), torch.empty_like(lm, dtype=am.dtype)
+    whole = _Gradients(upstream, am, lm, state, batch, weights, grad_am, grad_lm)
+    together = layout.together(size, frames, vocabulary)
+    acc = accumulator(am.dtype)
+    # The gradients are written over the sums if these have the same dtype and shape.
+    am_in_place = am.dtype == acc and width == vocabulary
+    lm_in_place = am_in_place and columns == lm.shape[1]
+    am_sums = None if am_in_place else am.new_empty((together, frames, width), dtype=acc)
+    lm_sums = None if lm_in_place else am.new_empty((together, columns, width), dtype=acc)
+    for begin in range(0, size, together):
+        part = whole if together == size else whole.of(slice(begin, begin + together))
+        count = part.am.shape[0]
+        am_sum = part.grad_am if am_sums is None else am_sums[:count]
+        lm_sum = part.grad_lm if lm_sums is None else lm_sums[:count]
+        maxima, exps, product, logz, of_rows = part.state
+        simple_sums(part.weights, exps, lm_sum, am_sum)
+        both = (part.upstream, part.am, part.lm, maxima, Products(product, logz, am_sum, lm_sum))
+        options_of_both = (of_rows, part.batch, scales, fastemit)
+        simple_backward(*both, *options_of_both, part.grad_am, part.grad_lm)
     if smoothing.log_q is not None:
         through_prior = unigram_gradient(upstream, am, lm, smoothing, batch, scales.blank, fastemit)
         grad_lm = grad_lm + scales.am_only_scale * through_prior
@@ -154,17 +192,14 @@ class _SimpleLoss(torch.autograd.Function):
         scores, state = simple_scores(am, lm, batch, ctx.options)
         rows = whole_lattices(am, lm, batch)
         total, gx, gy = run_recursion(scores.px, scores.py, rows, ctx.options.loss)
-        exps, product, logz, smoothing = state
-        ctx.save_for_backward(gx, gy, am, lm, *batch, product, logz, *exps, *smoothing)
+        ctx.save_for_backward(gx, gy, am, lm, *batch, *state.tensors())
         return with_occupancies(ctx, -total, gx, gy)
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         gx, gy, am, lm, *saved = ctx.saved_tensors
-        batch = TargetsAndLengths(*saved[:3])
-        product, logz, *parts = saved[3:]
-        state = SimpleState(Exponentials(*parts[:4]), product, logz, Smoothing(*parts[4:]))
+        batch, state = TargetsAndLengths(*saved[:3]), SimpleState.of(saved[3:])
         upstream = Upstream(grad_loss.to(gx.dtype).contiguous(), gx, gy)
         return *simple_gradient(upstream, am, lm, state, batch, ctx.options), *[None] * 4
 

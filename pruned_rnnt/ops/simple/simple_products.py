@@ -4,14 +4,16 @@ V' and U' are V and U+1 rounded up to a multiple that makes products fast, and p
 
 Where 16-bit matrix products are several times faster than those of float32 (CUDA from compute
 capability 8.0 on), an exponential e is stored as bfloat16 parts, high = bf16(e) and
-low = bf16(e - high): together they keep 16 bits and the whole range of float32. Then
+low = bf16(e - high): together they keep 16 bits and the whole range of float32. Weights of the
+gradient's products (simple_log_probs.py) have two parts too. Then
 
-    product = high high^T + high low^T + low high^T                  relative error below 2^-16
+    a b = high high + high low + low high                            relative error below 2^-16
 
-with sums in float32. The gradient's products (simple_log_probs.py) of float32 inputs are made of
-the same three terms, their weights in parts too; those of 16-bit inputs take the high parts alone,
-for their results are rounded to 16 bits anyway. On other devices, and in float64, e is stored
-unchanged in one part.
+with sums in float32. am has its parts one after the other; lm has high, low, high, so that high,
+high, low of the weights meet them in one product. One part would not do even for 16-bit inputs: the
+gradient is the difference of a softmax and an occupancy, which in a trained model are nearly equal,
+and the error of one part, 2^-9 of either, is then many times that of rounding the difference to 16
+bits. On other devices, and in float64, e is stored unchanged in one part.
 """
 
 from __future__ import annotations
@@ -25,38 +27,50 @@ from torch import Tensor
 from pruned_rnnt.ops.common.library import NEG_INF, Out, accumulator, op
 from pruned_rnnt.ops.common.matrix_products import multiply_into
 
+# The exponentials of am that one call of simple_sums reads: it reads them several times, and what
+# it writes is read at once, so they should fit in the device's cache.
+TOGETHER_BYTES = 32 << 20
+
 
 class Exponentials(NamedTuple):
-    """am (N,T,V') and lm (N,U',V') with their low parts, if they have these."""
+    """am_exp (N,parts,T,V') and lm_exp (N,parts,U',V'): one part each, or high, low of am and high,
+    low, high of lm."""
 
     am_exp: Tensor
-    am_low: Tensor | None
     lm_exp: Tensor
-    lm_low: Tensor | None
 
 
 class ExpLayout(NamedTuple):
-    """dtype of exponentials and weights; split: whether they have a low part; multiple: of V' and
-    U'; weight_parts: 1, or 3 for high, high, low; sum_dtype: that of the gradient's products."""
+    """dtype of exponentials and weights; split: whether they have parts; multiple: of V' and U'."""
 
     dtype: torch.dtype
     split: bool
     multiple: int
-    weight_parts: int
-    sum_dtype: torch.dtype
+
+    @property
+    def am_parts(self) -> int:
+        return 2 if self.split else 1
+
+    @property
+    def lm_parts(self) -> int:
+        """Those of the weights as well."""
+        return 3 if self.split else 1
 
     def padded(self, size: int) -> int:
         return -(-size // self.multiple) * self.multiple
+
+    def together(self, utterances: int, frames: int, size: int) -> int:
+        """Utterances of one call of simple_sums, for am (N,T,V): at least one."""
+        each = self.am_parts * frames * self.padded(size) * self.dtype.itemsize
+        return max(1, min(utterances, TOGETHER_BYTES // max(each, 1)))
 
 
 def exp_layout(dtype: torch.dtype, device: torch.device) -> ExpLayout:
     """The layout for inputs of that dtype on that device."""
     acc = accumulator(dtype)
     if acc == torch.float64 or device.type != "cuda" or not _fast_bfloat16(device.index):
-        return ExpLayout(acc, False, 1, 1, acc)
-    if dtype == torch.float32:
-        return ExpLayout(torch.bfloat16, True, 8, 3, acc)
-    return ExpLayout(torch.bfloat16, True, 8, 1, torch.bfloat16)
+        return ExpLayout(acc, False, 1)
+    return ExpLayout(torch.bfloat16, True, 8)
 
 
 @lru_cache
@@ -72,13 +86,12 @@ def exp_rows(
     row_max: Out[Tensor],
     row_lse: Out[Tensor],
     x_exp: Out[Tensor],
-    x_low: Out[Tensor | None],
 ) -> None:
     """x (N,L,V) any dtype, lengths (N) int32 -> row_max, row_lse (N,L) acc: maximum and log-sum-exp
-    of the row; x_exp (N,L',V') and, if not None, x_low of the same shape and dtype: exp(x -
-    row_max), zeros beyond L and V. Rows from lengths[n] + extra on are padding: 0 everywhere, and x
-    is not read there. A row of nothing but -inf gives row_max 0, row_lse -inf and x_exp 0. NaN
-    stays NaN."""
+    of the row; x_exp (N,parts,L',V'): exp(x - row_max), zeros beyond L and V, in one part, two
+    (high, low) or three (high, low, high). Rows from lengths[n] + extra on are padding: 0
+    everywhere, and x is not read there. A row of nothing but -inf gives row_max 0, row_lse -inf and
+    x_exp 0. NaN stays NaN."""
     count, size = x.shape[1:]
     outside = torch.arange(count, device=x.device) >= lengths[:, None] + extra
     rows = x.to(row_max.dtype).masked_fill(outside[:, :, None], 0)
@@ -87,42 +100,35 @@ def exp_rows(
     exponentials = (rows - maximum[:, :, None]).exp().masked_fill_(outside[:, :, None], 0)
     row_max.copy_(maximum)
     row_lse.copy_((maximum + exponentials.sum(2).log()).masked_fill_(outside, 0))
-    x_exp.zero_()[:, :count, :size] = exponentials
-    if x_low is not None:
-        rest = exponentials - x_exp[:, :count, :size].to(exponentials.dtype)
-        x_low.zero_()[:, :count, :size] = rest
+    high, *others = x_exp.zero_()[:, :, :count, :size].unbind(1)
+    high.copy_(exponentials)
+    for part, value in zip(
+        others, (exponentials - high.to(exponentials.dtype), high), strict=False
+    ):
+        part.copy_(value)
 
 
 @op
 def simple_product(exps: Exponentials, product: Out[Tensor]) -> None:
-    """am_exp, am_low (N,T,V'), lm_exp, lm_low (N,U',V') of one dtype -> product (N,T,U') acc."""
-    multiply_into(product, exps.am_exp, exps.lm_exp.mT)
-    if exps.am_low is not None and exps.lm_low is not None:
-        multiply_into(product, exps.am_exp, exps.lm_low.mT, add=True)
-        multiply_into(product, exps.am_low, exps.lm_exp.mT, add=True)
+    """product (N,T,U') acc."""
+    am, lm = (x.unbind(1) for x in exps)
+    multiply_into(product, am[0], lm[0].mT)
+    if len(am) == 2:
+        multiply_into(product, am[0], lm[1].mT, add=True)
+        multiply_into(product, am[1], lm[0].mT, add=True)
 
 
 @op
 def simple_sums(
-    weights: Tensor,
-    exps: Exponentials,
-    lm_stack: Out[Tensor | None],
-    am_sum: Out[Tensor],
-    lm_sum: Out[Tensor],
+    weights: Tensor, exps: Exponentials, lm_sum: Out[Tensor], am_sum: Out[Tensor]
 ) -> None:
-    """weights (N,T,parts,U') of the dtype of exps -> am_sum (N,T,V'), lm_sum (N,U',V'). lm_stack
-    (N,3U',V') is workspace for three parts."""
-    am_exp, am_low, lm_exp, lm_low = exps
-    high = weights[:, :, 0].mT
-    multiply_into(lm_sum, high, am_exp)
-    if weights.shape[2] == 1:
-        multiply_into(am_sum, weights[:, :, 0], lm_exp)
-        return
-    assert am_low is not None
-    assert lm_low is not None
-    assert lm_stack is not None
-    # High, low, high on top of each other, to meet high, high, low of the weights in one product.
-    torch.cat([lm_exp, lm_low, lm_exp], 1, out=lm_stack)
-    multiply_into(am_sum, weights.flatten(2), lm_stack)
-    multiply_into(lm_sum, high, am_low, add=True)
-    multiply_into(lm_sum, weights[:, :, 2].mT, am_exp, add=True)
+    """weights (N,T,parts,U') of the dtype of exps, with as many parts as lm: one, or high, high,
+    low -> lm_sum (N,U',V'), am_sum (N,T,V') acc. The library writes am_sum last, when it has read
+    am: it may be in the same memory."""
+    am = exps.am_exp.unbind(1)
+    high, low = weights[:, :, 0].mT, weights[:, :, -1].mT
+    multiply_into(lm_sum, high, am[0])
+    if len(am) == 2:
+        multiply_into(lm_sum, high, am[1], add=True)
+        multiply_into(lm_sum, low, am[0], add=True)
+    multiply_into(am_sum, weights.flatten(2), exps.lm_exp.flatten(1, 2))

@@ -17,7 +17,7 @@ from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, run_tdt_recursion
-from pruned_rnnt.ops.simple.simple_log_probs import Smoothing, Upstream
+from pruned_rnnt.ops.simple.simple_log_probs import Upstream
 from pruned_rnnt.ops.simple.simple_loss import (
     SimpleOptions,
     SimpleState,
@@ -25,7 +25,6 @@ from pruned_rnnt.ops.simple.simple_loss import (
     simple_scores,
     whole_lattices,
 )
-from pruned_rnnt.ops.simple.simple_products import Exponentials
 
 
 class SimpleTdtInputs(NamedTuple):
@@ -59,9 +58,8 @@ class _SimpleTdtLoss(torch.autograd.Function):
         logits = duration_am.to(acc)[:, :, None] + duration_lm.to(acc)[:, None]
         rows = TdtRows(batch.targets, whole_lattices(am, lm, batch))
         sums = run_tdt_recursion(scores.px, scores.py, logits, rows, recursion)
-        exps, product, logz, smoothing = state
-        tensors = (am, lm, logits, sums.gx, sums.gy, sums.gd, product, logz)
-        ctx.save_for_backward(*tensors, *batch, *exps, *smoothing)
+        tensors = (am, lm, logits, sums.gx, sums.gy, sums.gd)
+        ctx.save_for_backward(*tensors, *batch, *state.tensors())
         # A copy where the RNN-T recursion has returned gx for both.
         stay = sums.stay.clone() if sums.stay is sums.gx else sums.stay
         return with_occupancies(ctx, -sums.total, sums.gx, sums.gy, stay, sums.gd)
@@ -69,9 +67,8 @@ class _SimpleTdtLoss(torch.autograd.Function):
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        am, lm, logits, gx, gy, gd, product, logz, *parts = ctx.saved_tensors
-        batch, smoothing = TargetsAndLengths(*parts[:3]), Smoothing(*parts[7:])
-        state = SimpleState(Exponentials(*parts[3:7]), product, logz, smoothing)
+        am, lm, logits, gx, gy, gd, *saved = ctx.saved_tensors
+        batch, state = TargetsAndLengths(*saved[:3]), SimpleState.of(saved[3:])
         upstream = Upstream(grad_loss.to(gx.dtype).contiguous(), gx, gy)
         grads = simple_gradient(upstream, am, lm, state, batch, ctx.options)
         rows = whole_lattices(am, lm, batch)

@@ -153,9 +153,9 @@ def _scores(
     of_tile = NodeScores(*new((3, *shape), 0, dtype=acc).unbind(0))
     for tile in memory.tiles(batch, blank):
         rows = row_exponentials(tile.am, tile.lm, tile.batch)
-        product = new((*shape[:2], rows.exps.lm_exp.shape[1]), 0, dtype=acc)
+        product = new((*shape[:2], rows.exps.lm_exp.shape[2]), 0, dtype=acc)
         simple_product(rows.exps, product)
-        sides = (tile.am, tile.lm, rows.am_max, rows.lm_max, product)
+        sides = (tile.am, tile.lm, rows.maxima, product)
         unsmoothed = (Smoothing(None, None, None), tile.batch, Scales(tile.blank, 0.0, 0.0))
         simple_log_probs(*sides, *unsmoothed, of_tile)
         for total, part in ((emit, of_tile.px), (stay, of_tile.py)):
@@ -250,12 +250,13 @@ class _StreamedLoss(torch.autograd.Function):
         upstream = Upstream(grad_loss.to(gx.dtype).contiguous(), gx, gy)
         smoothing = Smoothing(lm_lse if lm_only_scale != 0 else None, None, None)
         for tile in memory.tiles(batch, blank):
-            rows = row_exponentials(tile.am, tile.lm, tile.batch, for_product=False)
-            product = gx.new_ones((*gx.shape[:2], rows.exps.lm_exp.shape[1]))
-            in_units = logz - rows.am_max[:, :, None] - rows.lm_max[:, None, :]
+            rows = row_exponentials(tile.am, tile.lm, tile.batch)
+            product = gx.new_ones((*gx.shape[:2], rows.exps.lm_exp.shape[2]))
+            am_max, lm_max = rows.maxima
+            in_units = logz - am_max[:, :, None] - lm_max[:, None, :]
             torch.exp(in_units, out=product[:, :, : gx.shape[2]])
             scales = options.scales._replace(blank=tile.blank)
-            state = SimpleState(rows.exps, product, logz, smoothing)
+            state = SimpleState(rows.maxima, rows.exps, product, logz, smoothing)
             both = (tile.am, tile.lm, state, tile.batch, options._replace(scales=scales))
             for side, gradient in enumerate(simple_gradient(upstream, *both)):
                 gradients.add(tile, side, gradient)

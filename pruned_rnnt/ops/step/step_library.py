@@ -32,6 +32,7 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
     batch, frames, encoder_dim = inputs.encoder.shape
     joiner, options = plan.joiner, plan.joiner.options
     exponentials = exp_layout(plan.dtype, inputs.encoder.device)
+    padded_V = padded_width(joiner.vocabulary, plan.dtype)
     durations, sigma = plan.durations, 0.0 if plan.tdt is None else plan.tdt.lattice.sigma
     arguments = StepArguments(
         N=batch,
@@ -42,7 +43,7 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
         D=inputs.output_weight.shape[1],
         V=joiner.vocabulary,
         S=joiner.columns,
-        padded_V=padded_width(joiner.vocabulary, plan.dtype),
+        padded_V=padded_V,
         K=len(durations),
         padded_K=padded_width(len(durations), plan.dtype),
         padded_O=padded_width(joiner.vocabulary + len(durations), plan.dtype),
@@ -63,10 +64,10 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
         reduction=FIELDS.choice("reduction", plan.reduction),
         dtype=FIELDS.choice("dtype", plan.dtype),
         exp_dtype=FIELDS.choice("exp_dtype", exponentials.dtype),
-        sum_dtype=FIELDS.choice("sum_dtype", exponentials.sum_dtype),
-        exp_split=exponentials.split,
+        am_parts=exponentials.am_parts,
+        lm_parts=exponentials.lm_parts,
         exp_multiple=exponentials.multiple,
-        weight_parts=exponentials.weight_parts,
+        exp_together=exponentials.together(batch, frames, padded_V),
         lm_only_scale=plan.simple.scales.lm_only_scale,
         delay_penalty=options.delay_penalty,
         fastemit_lambda=options.fastemit_lambda,

@@ -82,10 +82,10 @@ class StepArguments(NamedTuple):
     reduction: int
     dtype: int
     exp_dtype: int
-    sum_dtype: int
-    exp_split: bool
+    am_parts: int
+    lm_parts: int
     exp_multiple: int
-    weight_parts: int
+    exp_together: int
     lm_only_scale: float
     delay_penalty: float
     fastemit_lambda: float
