@@ -7,7 +7,7 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
 from pruned_rnnt.loss.packing import given_packed_rows
-from pruned_rnnt.loss.results import Bounds, reduced
+from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.row_loss import LossOptions, row_loss
@@ -70,7 +70,7 @@ def rnnt_loss(
         blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
     )
     batch = (targets, logit_lengths, target_lengths)
-    return reduced(loss_of_logits(logits, batch, None, options, in_place, validate), reduction)
+    return loss_of_logits(logits, batch, None, options, in_place, validate, reduction)
 
 
 def rnnt_loss_pruned(
@@ -112,7 +112,7 @@ def rnnt_loss_pruned(
         blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
     )
     batch = (targets, logit_lengths, target_lengths)
-    return reduced(loss_of_logits(logits, batch, bounds, options, in_place, validate), reduction)
+    return loss_of_logits(logits, batch, bounds, options, in_place, validate, reduction)
 
 
 def check_logits(logits: Tensor, columns: str, in_place: bool) -> int:
@@ -132,11 +132,13 @@ def loss_of_logits(
     options: LossOptions,
     in_place: bool,
     validate: bool,
+    reduction: str = "none",
 ) -> Tensor:
-    """(N,), over the whole lattice or inside bounds; batch: targets and lengths, unchecked."""
+    """(N,) or reduced, over the whole lattice or inside bounds; batch: targets and lengths,
+    unchecked."""
     utterances, rows = rows_of_logits(logits, batch, bounds, options, validate)
     flat = logits.contiguous().view(-1, logits.shape[-1])
-    return row_loss(flat, utterances.targets, rows, options, in_place)
+    return row_loss(flat, utterances.targets, rows, options, in_place, reduction)
 
 
 def rows_of_logits(

@@ -1,5 +1,6 @@
 // log_probs: log-probabilities of blank and of the next symbol at every lattice node, from one
-// reading of the logits. Modes, formulas and layout: pruned_rnnt/ops/joiner/log_probs.py.
+// reading of the logits, or of the two columns where these are log-probabilities already. Modes,
+// formulas and layout: pruned_rnnt/ops/joiner/log_probs.py.
 //
 // Axes: R rows, V vocabulary.
 #include "contracts/rows.h"
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kRowThreads)
     NodeLogits<real> of_node{};
     if (used) of_node = logits_of_node(node, symbols, x);
     real normaliser = 0;
-    if (mode != LogitMode::kLogProbs && any_group_uses<lanes>(used)) {
+    if (any_group_uses<lanes>(used)) {
       normaliser = group_log_sum<lanes, width>(x, used ? symbols.V : 0,
                                                mode == LogitMode::kHat ? symbols.blank : -1, lane);
     }
@@ -138,11 +139,10 @@ __global__ void __launch_bounds__(kHeldThreads, kHeldBlocks)
                           Outputs<float> out) {
   const int lane = threadIdx.x % kSmallGroup;
   const int64_t first = range.first_row(), row = first + lane;
-  const bool sums = mode != LogitMode::kLogProbs;
   HeldRow<scalar, held> x(symbols.V, mode == LogitMode::kHat ? symbols.blank : -1, lane);
   const scalar* address = logits + first * stride;
   // On its way while the lanes find their nodes.
-  if (sums && first < range.count) x.load(address);
+  if (first < range.count) x.load(address);
   const bool exists = lane < range.rows_each && row < range.count;
   const RowCursor node(geometry, range.begin + (exists ? row : range.count - 1));
   const bool used = exists && node.valid();
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kHeldThreads, kHeldBlocks)
   const uint32_t of_group = of_warp >> (threadIdx.x % 32 - lane) & ((1u << kSmallGroup) - 1);
   ExpTerms terms;
   float sum = 0;
-  for (int i = 0; sums && i < range.rows_each; ++i) {
+  for (int i = 0; i < range.rows_each; ++i) {
     address += stride;
     const bool loads = of_group >> (i + 1) & 1;
     if ((of_warp >> i & kFirstLanes) == 0) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kHeldThreads, kHeldBlocks)
       sum = sum_of_row;
     }
   }
-  if (exists) write_row(out, range.begin + row, used, mode, sums ? terms.log_sum(sum) : 0, of_node);
+  if (exists) write_row(out, range.begin + row, used, mode, terms.log_sum(sum), of_node);
 }
 
 // A thread computes a row.
@@ -193,25 +193,39 @@ __global__ void __launch_bounds__(kShortThreads)
   real normaliser = 0;
   if (used) {
     of_node = logits_of_node(node, symbols, x);
-    if (mode != LogitMode::kLogProbs) {
-      const int32_t skipped = mode == LogitMode::kHat ? symbols.blank : -1;
-      ExpSum<real> sum;
-      for (int32_t v = 0; v < V; v += width) {
-        real values[width];
-        widen<width>(load_vector<width>(x + v), v, V, skipped, values);
+    const int32_t skipped = mode == LogitMode::kHat ? symbols.blank : -1;
+    ExpSum<real> sum;
+    for (int32_t v = 0; v < V; v += width) {
+      real values[width];
+      widen<width>(load_vector<width>(x + v), v, V, skipped, values);
 #pragma unroll
-        for (int i = 0; i < width; ++i) sum.maximum = fmax(sum.maximum, values[i]);
-      }
-      for (int32_t v = 0; v < V; v += width) {
-        real values[width];
-        widen<width>(load_vector<width>(x + v), v, V, skipped, values);
-#pragma unroll
-        for (int i = 0; i < width; ++i) sum.sum += exp_of(values[i] - sum.maximum);
-      }
-      normaliser = sum.log_sum();
+      for (int i = 0; i < width; ++i) sum.maximum = fmax(sum.maximum, values[i]);
     }
+    for (int32_t v = 0; v < V; v += width) {
+      real values[width];
+      widen<width>(load_vector<width>(x + v), v, V, skipped, values);
+#pragma unroll
+      for (int i = 0; i < width; ++i) sum.sum += exp_of(values[i] - sum.maximum);
+    }
+    normaliser = sum.log_sum();
   }
   write_row(out, row_begin + row, used, mode, normaliser, of_node);
+}
+
+// A thread takes the two log-probabilities of a row.
+template <typename scalar>
+__global__ void __launch_bounds__(kRowThreads)
+    given_log_probs_kernel(RowGeometry geometry, SymbolTable symbols, int64_t row_begin,
+                           int64_t rows, const scalar* __restrict__ given, int64_t stride,
+                           Outputs<acc_type<scalar>> out) {
+  using real = acc_type<scalar>;
+  const int64_t row = int64_t(blockIdx.x) * kRowThreads + threadIdx.x;
+  if (row >= rows) return;
+  const RowCursor node(geometry, row_begin + row);
+  const bool used = node.valid();
+  NodeLogits<real> of_node{};
+  if (used) of_node = logits_of_node(node, symbols, given + row * stride);
+  write_row(out, row_begin + row, used, LogitMode::kLogProbs, real(0), of_node);
 }
 
 }  // namespace
@@ -233,6 +247,11 @@ void log_probs(const Launcher& launch, const View& logits, const View& targets,
     const scalar* data = data_of<scalar>(logits);
     const Outputs<real> out{mutable_data_of<real>(px), mutable_data_of<real>(py),
                             mutable_data_of<real>(lse)};
+    if (mode == LogitMode::kLogProbs) {
+      launch(given_log_probs_kernel<scalar>, uint32_t((rows + kRowThreads - 1) / kRowThreads),
+             kRowThreads, 0, geometry, symbols, row_begin, rows, data, stride, out);
+      return;
+    }
     if (are_short_rows<scalar>(data, V, stride)) {
       dispatch_width<scalar>(short_row_width<scalar>(V), [&](auto width) {
         launch(short_log_probs_kernel<scalar, decltype(width)::value>, short_row_blocks(rows),

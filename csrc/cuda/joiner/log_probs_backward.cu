@@ -1,5 +1,6 @@
-// log_probs_backward: gradient of the loss by the logits, which are read once; the gradient may
-// overwrite them. Formulas: pruned_rnnt/ops/joiner/log_probs.py.
+// log_probs_backward: gradient of the loss by the logits, which are read once, or not at all where
+// they are log-probabilities; the gradient may overwrite them. Formulas:
+// pruned_rnnt/ops/joiner/log_probs.py.
 //
 // Axes: R rows, V vocabulary.
 #include "contracts/rows.h"
@@ -28,6 +29,8 @@ __global__ void __launch_bounds__(kRowThreads)
       for (int32_t v = lane * width; v < columns; v += lanes * width) {
         store_zeros<width>(gradient + v);
       }
+    } else if (unit.sparse()) {
+      write_sparse_gradient<lanes, width>(unit, columns, lane, gradient);
     } else if (unit.plain()) {
       write_gradient<true, lanes, width>(unit, x, symbols.V, columns, lane, gradient);
     } else {
@@ -50,7 +53,10 @@ __global__ void __launch_bounds__(kShortThreads)
   const int64_t first_row = int64_t(blockIdx.x) * kShortThreads;
   const int64_t rows_here = min(int64_t(kShortThreads), rows - first_row);
   const bool exists = threadIdx.x < rows_here;
-  copy_block(logits + first_row * V, int32_t(rows_here * V), shared);
+  // The gradient of log-probabilities does not depend on them.
+  if (in.mode != LogitMode::kLogProbs) {
+    copy_block(logits + first_row * V, int32_t(rows_here * V), shared);
+  }
   const int64_t row = row_begin + first_row + (exists ? threadIdx.x : 0);
   const RowGradient<acc_type<scalar>> unit(in, row, RowCursor(geometry, row), symbols);
   __syncthreads();

@@ -31,7 +31,7 @@ def as_int32(x: Tensor) -> Tensor:
 
 def lengths_on(device: torch.device, lengths: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Lengths, int32 and contiguous, on that device."""
-    if all(x.device.type == "cpu" for x in lengths):
+    if all(x.is_cpu for x in lengths) and device.type != "cpu":
         # In one copy: a small copy to a GPU costs the host as much as a kernel.
         frames_N, symbols_N = as_int32(torch.stack(lengths)).to(device, non_blocking=True)
     else:

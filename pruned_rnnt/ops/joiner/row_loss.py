@@ -12,6 +12,7 @@ from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.joiner.log_probs import (
+    LOG_PROBS,
     RowLogProbs,
     RowStatistics,
     log_probs,
@@ -54,6 +55,10 @@ def run_recursion(px: Tensor, py: Tensor, rows: LatticeRows, options: LossOption
     return LatticeSums(total, gx, gy)
 
 
+def is_in_place(wanted: bool) -> bool:
+    return wanted and not torch.compiler.is_compiling()
+
+
 def logits_gradient(
     grad_loss: Tensor,
     logits: Tensor,
@@ -65,7 +70,7 @@ def logits_gradient(
 ) -> Tensor:
     """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them, except in
     torch.compile."""
-    in_place = in_place and not torch.compiler.is_compiling()
+    in_place = is_in_place(in_place)
     grad_logits = logits.detach() if in_place else torch.empty_like(logits)
     scoring = options.of_gradient
     log_probs_backward(grad_loss, logits, statistics, targets, rows, 0, *scoring, grad_logits)
@@ -75,29 +80,53 @@ def logits_gradient(
     return grad_logits
 
 
+def _reduced(total: Tensor, reduction: str) -> Tensor:
+    if reduction == "none":
+        return total
+    # Of one utterance without a kernel: the time of so small a loss is that of its launches.
+    if total.shape[0] == 1:
+        return total.squeeze(0)
+    return total.mean() if reduction == "mean" else total.sum()
+
+
+def _of_utterances(grad: Tensor, shape: torch.Size, reduction: str) -> Tensor:
+    """The gradient of each utterance's loss, contiguous, for that of the reduced loss."""
+    if reduction == "mean" and shape[0] != 1:
+        grad = grad.expand(shape) / shape[0]
+    return grad.expand(shape).contiguous()
+
+
 class _RowLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, *arguments: Any) -> Tensor:
-        *row_fields, options, in_place = arguments
-        rows = LatticeRows(*row_fields)
+        *row_fields, ctx.options, ctx.reduction, ctx.in_place = arguments
+        rows, options = LatticeRows(*row_fields), ctx.options
         lse = logits.new_empty((logits.shape[0],), dtype=accumulator(logits.dtype))
         px, py = lse.new_empty((2, *lse.shape)).unbind(0)
         outputs = RowLogProbs(px, py, lse)
         log_probs(logits, targets, rows, 0, options.blank, options.normalization, outputs)
         total, gx, gy = run_recursion(px, py, rows, options)
         *row_tensors, frames, columns = rows
-        ctx.save_for_backward(logits, targets, lse, gx, gy, *row_tensors)
-        ctx.sizes, ctx.options, ctx.in_place = (frames, columns), options, in_place
-        return -total
+        # The gradient of log-probabilities does not depend on them.
+        is_needed = options.normalization != LOG_PROBS or is_in_place(ctx.in_place)
+        ctx.shape, ctx.dtype = logits.shape, logits.dtype
+        kept = logits if is_needed else None
+        ctx.save_for_backward(kept, targets, lse, gx, gy, *row_tensors)
+        ctx.sizes = (frames, columns)
+        return _reduced(total, ctx.reduction).neg_()
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, lse, gx, gy, *row_tensors = ctx.saved_tensors
-        upstream = grad_loss.to(lse.dtype).contiguous()
         statistics, rows = RowStatistics(lse, gx, gy), LatticeRows(*row_tensors, *ctx.sizes)
-        arguments = (statistics, targets, rows, ctx.options, ctx.in_place)
-        return logits_gradient(upstream, logits, *arguments), *[None] * 9
+        upstream = _of_utterances(grad_loss.to(lse.dtype), rows.logit_lengths.shape, ctx.reduction)
+        in_place = ctx.in_place
+        if logits is None:
+            # The memory of the gradient itself, which nothing reads.
+            logits, in_place = lse.new_empty(ctx.shape, dtype=ctx.dtype), True
+        arguments = (statistics, targets, rows, ctx.options, in_place)
+        return logits_gradient(upstream, logits, *arguments), *[None] * 10
 
 
 @opaque_to_compile
@@ -107,11 +136,12 @@ def row_loss(
     rows: LatticeRows,
     options: LossOptions,
     in_place: bool = False,
+    reduction: str = "none",
 ) -> Tensor:
-    """Loss (N,) acc = -log P of contiguous logits (R,V).
+    """Loss = -log P of contiguous logits (R,V), acc: (N,), or its `mean` or `sum`.
 
     in_place writes the gradient over the logits in the backward pass.
     """
     # Field by field: autograd functions see only tensors that are arguments themselves.
-    loss: Tensor = _RowLoss.apply(logits_RV, targets, *rows, options, in_place)  # type: ignore[no-untyped-call]
+    loss: Tensor = _RowLoss.apply(logits_RV, targets, *rows, options, reduction, in_place)  # type: ignore[no-untyped-call]
     return loss
