@@ -101,6 +101,7 @@ inline void list_active_rows(Arguments& in) {
   Size N{"N"}, R{"R"}, chunks{"chunks"}, parts{"parts"}, blocks{"blocks"}, words{"words"};
   in.flat("gx", Type::kFloat32, R);
   in.flat("gy", Type::kFloat32, R);
+  in.tensor("total", Type::kFloat32, {N});
   LatticeRows rows(in, N);
   rows.require_inside(in, 0, R);
   const int64_t chunk_rows = in.number("chunk_rows", 1, kMostInt32);
@@ -163,6 +164,7 @@ inline void active_gradients(Arguments& in) {
   in.tensor("grad_loss", Type::kFloat32, {sizes.N});
   sizes.read(in, Type::kBFloat16);
   for (const char* name : {"lse", "gx", "gy"}) in.flat(name, Type::kFloat32, R);
+  in.tensor("total", Type::kFloat32, {sizes.N});
   sizes.rows->require_inside(in, 0, R);
   in.number("chunk_rows", 1, kMostInt32);
   in.number("blocks", 1, kMostInt32);

@@ -38,6 +38,12 @@ def rnnt_loss_fused(
     includes padding; lengths on other devices cause no synchronization. Under autocast the products
     run in its dtype.
 
+    In bfloat16, logits and their gradients are rounded to it, as those of a joiner under autocast.
+    That is nearly all of the error of the gradients, which grows with the range of the logits and
+    as the loss falls: 2% to 6% (L2) in a model fitted until its loss was 0.04 to 0.002 an
+    utterance. There, and on large whole lattices on CUDA, the backward pass also leaves out nodes
+    that hardly any path visits, which was 0.02% to 0.6% of the gradients of that model.
+
     Args:
         am: (N, T, D) and lm: (N, U+1, D), the joiner's projected inputs.
         weight: (V, D) and bias: (V,) or None, its output layer.

@@ -53,7 +53,8 @@ def test_lists_of_several_blocks(extra: int, left_out: float) -> None:
     assert (count % ROWS_OF_BLOCK == 0) == (extra == 3181)
     gx, gy = torch.rand(2, count)
     rows = LatticeRows(*lengths, None, splits, 150, 41)
-    inputs = (gx, gy, *rows, 0.3, left_out, 1000, *list_workspace(rows, count))
+    large = torch.full((3,), -1e9)
+    inputs = (gx, gy, large, *rows, 0.3, left_out, 1000, *list_workspace(rows, count))
     chunks = -(-count // 1000)
     shapes = [(count,), (count + 1,), *[(chunks + 1,)] * 3, (chunks, 5)]
     outputs = tuple(torch.full(shape, -7, dtype=torch.int32) for shape in shapes)

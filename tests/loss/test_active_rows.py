@@ -117,9 +117,9 @@ def test_rows_left_out_are_a_small_part_of_every_frame_and_symbol(
     seen: list[tuple[RowStatistics, LatticeRows, Any]] = []
 
     def remember(
-        statistics: RowStatistics, rows: LatticeRows, *arguments: Any, **named: Any
+        statistics: RowStatistics, total: Tensor, rows: LatticeRows, *arguments: Any
     ) -> Any:
-        found = active_rows.active_rows(statistics, rows, *arguments, **named)
+        found = active_rows.active_rows(statistics, total, rows, *arguments)
         seen.append((statistics, rows, found))
         return found
 
@@ -155,7 +155,8 @@ def test_chunks_begin_at_frames() -> None:
     zeros = torch.zeros(total, dtype=torch.float64)
     statistics = RowStatistics(zeros, occupancy, zeros)
     options = {"left_out": 2.0**-11, "chunk_rows": 5, "blocks": 3}
-    found, block_ends = active_rows.active_rows(statistics, rows, 0.0, **options)
+    large = torch.full((2,), -1e9)
+    found, block_ends = active_rows.active_rows(statistics, large, rows, 0.0, **options)
     count = int(occupancy.sum())
     assert found.listed[:count].tolist() == occupancy.nonzero()[:, 0].tolist()
     assert found.begins[0] == 0

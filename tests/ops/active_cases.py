@@ -42,11 +42,18 @@ def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
         gx, gy = torch.rand(2, total, dtype=acc) * (torch.rand(total) < active_share)
         statistics = RowStatistics(torch.randn(total, dtype=acc), gx, gy)
         chunk_rows = max(3, total // 2)
-        active, block_ends = active_rows(statistics, rows, 0.3, LEFT_OUT, chunk_rows, blocks=5)
-        inputs = (gx, gy, *rows, 0.3, 0.4, chunk_rows, *list_workspace(rows, total))
-        # The list is shorter than its room.
-        lists = tuple(torch.full_like(x, -7) for x in (*active, block_ends))
-        yield Call("list_active_rows", inputs, lists)
+        large, small = (-(10.0**x) * torch.rand(batch.size, dtype=acc) for x in (9, -2))
+        arguments = (rows, 0.3, LEFT_OUT, chunk_rows)
+        active, block_ends = active_rows(statistics, large, *arguments, blocks=5)
+        workspace = list_workspace(rows, total)
+        # Occupancies of one size, and of all sizes with a large, a small and a negative loss.
+        cases = ((1, 0.4, large), *((40, LEFT_OUT, x) for x in (large, small, -small)))
+        for power, left_out, log_probs in cases:
+            occupancies = (gx**power, gy**power, log_probs)
+            inputs = (*occupancies, *rows, 0.3, left_out, chunk_rows, *workspace)
+            # The list is shorter than its room.
+            outputs = tuple(torch.full_like(x, -7) for x in (*active, block_ends))
+            yield Call("list_active_rows", inputs, outputs)
         room = total // 2 + batch.symbols + 3
         for chunk in range(active.begins.shape[0] - 1):
             at = (*rows, *active, chunk)
@@ -100,7 +107,9 @@ def gradient_calls(
     gx, gy = torch.rand(2, total) * (torch.rand(total) < 0.5)
     statistics = RowStatistics(torch.full((total,), math.log(vocabulary) + 2), gx, gy)
     chunks = ActiveChunks(max(3, total // 4), 5, 64)
-    arguments = (torch.rand(batch.size) + 0.5, *inputs, *plan[:-1], *options, *statistics, *chunks)
+    large = torch.full((batch.size,), -1e9)
+    arguments = (torch.rand(batch.size) + 0.5, *inputs, *plan[:-1], *options, *statistics)
+    arguments = (*arguments, large, *chunks)
     grads = [poison(*x.shape, dtype=x.dtype) for x in factors[:2]]
     of_layer = [poison(*x.shape, dtype=layer_dtype) for x in factors[2:]]
     yield Call("active_gradients", (*arguments, 0.4), (*grads, *of_layer))

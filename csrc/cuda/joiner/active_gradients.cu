@@ -121,8 +121,8 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
                       int64_t S, std::vector<int64_t>, int64_t, bool, int64_t vocabulary,
                       int64_t activation, int64_t blank, int64_t mode, int64_t, double,
                       double fastemit_lambda, double clamp, const View& lse, const View& gx,
-                      const View& gy, int64_t chunk_rows, int64_t G, int64_t P, double left_out,
-                      const Tensor& grad_am, const Tensor& grad_lm,
+                      const View& gy, const View& totals, int64_t chunk_rows, int64_t G, int64_t P,
+                      double left_out, const Tensor& grad_am, const Tensor& grad_lm,
                       const OptionalTensor& grad_weight, const OptionalTensor& grad_bias) {
   using torch::stable::new_empty;
   const int64_t R = gx.numel(), N = am.size(0), D = am.size(2), columns = weight.size(0);
@@ -145,7 +145,7 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
   const View frames = numbers(memory, used, {K + 1}, 1);
   const View found = numbers(memory, used, {blocks, words}, 2);
   const Tensor limits = new_empty(am, {N, T + S}, ScalarType::Float);
-  list_active_rows(launch, gx, gy, logit_lengths, target_lengths, start, row_splits, T, S,
+  list_active_rows(launch, gx, gy, totals, logit_lengths, target_lengths, start, row_splits, T, S,
                    fastemit_lambda, left_out, chunk_rows, View(limits), found, listed, places,
                    begins, utterances, frames, block_ends);
   Arriving total(launch, view_of<1>(memory, {1}, {1}, K * G + 2 * R));

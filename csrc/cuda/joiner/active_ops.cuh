@@ -6,7 +6,7 @@
 
 namespace pruned_rnnt::cuda {
 
-void list_active_rows(const Launcher& launch, const View& gx, const View& gy,
+void list_active_rows(const Launcher& launch, const View& gx, const View& gy, const View& total,
                       const View& logit_lengths, const View& target_lengths,
                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
                       int64_t S, double fastemit_lambda, double left_out, int64_t chunk_rows,

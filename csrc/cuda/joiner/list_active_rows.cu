@@ -21,8 +21,9 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kGroups = 16;
 constexpr int64_t kBlockRows = kWarps * kGroups * 32;
 static_assert(kBlockRows == kListedRows);
-// As _LIMITS of active_rows.py.
+// As _LIMITS, _OF_LOSS and _ALWAYS of active_rows.py.
 constexpr int kLimits = 16;
+constexpr float kOfLoss = 0x1p-3f, kAlways = 0x1p-6f;
 
 struct Occupancies {
   const float *emit, *blank;
@@ -36,8 +37,14 @@ struct Occupancies {
 // Of the T frames and then the S positions of each utterance.
 struct Limits {
   float* data;
+  const float* totals;  // log P
   int32_t T, S;
   float left_out;
+
+  // The most that the rows left out may have of a frame or position of an utterance.
+  RNNT_DEVICE float most(int32_t n, int32_t frames) const {
+    return fminf(left_out, fmaxf(totals[n] * (-kOfLoss / float(frames)), kAlways * left_out));
+  }
 
   RNNT_DEVICE float* of(int64_t n) const { return data + n * (T + S); }
   RNNT_DEVICE float of_node(const RowCursor& node) const {
@@ -57,7 +64,8 @@ __global__ void __launch_bounds__(kThreads)
   if (is_frame ? line >= frames : line - limits.T >= W) return;
   const int64_t first = geometry.first_row_of(n) + (is_frame ? int64_t(line) * W : line - limits.T);
   const int32_t rows = is_frame ? W : frames, step = is_frame ? 1 : W;
-  const float least = limits.left_out / float(max(limits.T, limits.S));
+  const float most = limits.most(n, frames);
+  const float least = most / float(max(limits.T, limits.S));
   float lost[kLimits] = {};
   for (int32_t i = threadIdx.x % 32; i < rows; i += 32) {
     const float occupancy = in[first + int64_t(i) * step];
@@ -71,7 +79,7 @@ __global__ void __launch_bounds__(kThreads)
   float largest = least, limit = limits.left_out;
 #pragma unroll
   for (int k = 0; k < kLimits; ++k) {
-    if (sum_lanes<32>(lost[k]) <= limits.left_out) largest = fmaxf(largest, limit);
+    if (sum_lanes<32>(lost[k]) <= most) largest = fmaxf(largest, limit);
     limit *= 0.5f;
   }
   if (threadIdx.x % 32 == 0) limits.of(n)[line] = largest;
@@ -201,7 +209,7 @@ __global__ void chunk_begins_kernel(RowGeometry geometry, Chunks chunks,
 
 }  // namespace
 
-void list_active_rows(const Launcher& launch, const View& gx, const View& gy,
+void list_active_rows(const Launcher& launch, const View& gx, const View& gy, const View& total,
                       const View& logit_lengths, const View& target_lengths,
                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
                       int64_t S, double fastemit_lambda, double left_out, int64_t chunk_rows,
@@ -215,7 +223,8 @@ void list_active_rows(const Launcher& launch, const View& gx, const View& gy,
                   "list_active_rows takes float32, and blocks of ", kBlockRows, " rows");
   const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
   const Occupancies in{data_of<float>(gx), data_of<float>(gy), float(1 + fastemit_lambda)};
-  const Limits of_lines{mutable_data_of<float>(limits), int32_t(T), int32_t(S), float(left_out)};
+  const Limits of_lines{mutable_data_of<float>(limits), data_of<float>(total), int32_t(T),
+                        int32_t(S), float(left_out)};
   launch(limits_kernel, uint32_t((geometry.N * (T + S) + kWarps - 1) / kWarps), kThreads, 0,
          geometry, in, of_lines);
   const Found bits{mutable_data_of<int32_t>(found)};

@@ -58,12 +58,13 @@ def active_gradients(
     inputs: JoinerInputs,
     plan: JoinerPlan,
     statistics: RowStatistics,
+    total: Tensor,
     chunks: ActiveChunks,
     left_out: float,
     grads: Out[JoinerGradients],
 ) -> None:
     """grad_loss (N) acc -> the gradients of am and lm in their dtype, of weight and bias in theirs
-    or in acc. Rows are left out as by list_active_rows.
+    or in acc. total (N) acc is log P. Rows are left out as by list_active_rows.
 
     On CUDA nothing waits for the number of active rows: if it has arrived at the host, chunks
     without rows are not launched, and otherwise their kernels have nothing to do. CUDA graphs
@@ -72,7 +73,7 @@ def active_gradients(
     am, lm, weight, bias, *_ = inputs
     rows, (_, _, fastemit_lambda, _) = plan.lattice_rows(inputs), plan.options.of_gradient
     active, block_ends_KG = active_rows(
-        statistics, rows, fastemit_lambda, left_out, chunks.chunk_rows, chunks.blocks
+        statistics, total, rows, fastemit_lambda, left_out, chunks.chunk_rows, chunks.blocks
     )
     layer, width, acc = weight_and_bias(weight, bias), am.shape[2], statistics.lse.dtype
     # A chunk ends with the frame in which it becomes full.

@@ -95,7 +95,7 @@ def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> 
 
 
 def _gradients(
-    ctx: Any, grad_loss: Tensor, inputs: JoinerInputs, statistics: RowStatistics
+    ctx: Any, grad_loss: Tensor, inputs: JoinerInputs, statistics: RowStatistics, total: Tensor
 ) -> list[Tensor | None]:
     """The gradients of am, lm, weight and bias, in the dtypes of the loss's arguments; None for a
     weight or bias that is frozen."""
@@ -108,7 +108,7 @@ def _gradients(
     grads = JoinerGradients(torch.empty_like(inputs.am), torch.empty_like(inputs.lm), *of_layer)
     chunks = ActiveChunks.of(active_plan.chunk_rows, inputs.weight)
     try:
-        given = (grad_loss, inputs, *plan, statistics, chunks)
+        given = (grad_loss, inputs, *plan, statistics, total, chunks)
         active_gradients(*given, active_rows.LEFT_OUT, grads)
     except RuntimeError:
         (columns, width), count = inputs.weight.shape, chunks.chunk_rows + plan.columns
@@ -132,14 +132,15 @@ class ActiveLoss(torch.autograd.Function):
         inputs = JoinerInputs(am, lm, *converted_output(weight, bias, am.dtype), *lattice)
         px, py, lse = _scores(inputs, plan, active_plan)
         total, gx, gy = run_recursion(px, py, plan.lattice_rows(inputs), plan.options)
-        ctx.save_for_backward(*inputs, lse, gx, gy)
+        ctx.save_for_backward(*inputs, lse, gx, gy, total)
         ctx.plans, ctx.dtypes = (plan, active_plan), (weight.dtype, bias.dtype)
         return -total
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, lse, gx, gy = ctx.saved_tensors
+        *tensors, lse, gx, gy, total = ctx.saved_tensors
         upstream = grad_loss.to(lse.dtype).contiguous()
         statistics = RowStatistics(lse, gx, gy)
-        return *_gradients(ctx, upstream, JoinerInputs(*tensors), statistics), *[None] * 7
+        inputs = JoinerInputs(*tensors)
+        return *_gradients(ctx, upstream, inputs, statistics, total), *[None] * 7

@@ -3,10 +3,12 @@
 Most nodes of a lattice have next to no occupancy, (1 + fastemit_lambda) gx + gy, because no likely
 path visits them, and their share of every gradient is proportional to it. Every path leaves each
 frame and each symbol position once, so that the occupancies by which paths leave one sum to 1. Of
-these, the rows left out have at most 2^-11: a quarter of a unit in the last place of bfloat16, in
-which the gradients of logits are. Each frame and each position has a limit, the largest LEFT_OUT
-2^-i for which all its rows up to the limit have no more than that together; a row is active if its
-occupancy exceeds one of its two limits.
+these, the rows left out have at most LEFT_OUT = 2^-11: a quarter of a unit in the last place of
+bfloat16, in which the gradients of logits are. Where a model is so sure of an utterance that its
+loss is below 8 LEFT_OUT a frame, the gradient of all rows is that small, and the rows left out have
+at most an eighth of the loss of a frame, or 2^-17. Each frame and each position has a limit, the
+largest LEFT_OUT 2^-i for which all its rows up to the limit have no more than that together; a row
+is active if its occupancy exceeds one of its two limits.
 
 How many rows are active is known to the device only. They are listed in order and divided into
 chunks, of whole frames, that begin near multiples of a fixed number of rows; there are as many
@@ -33,6 +35,9 @@ from pruned_rnnt.ops.joiner.log_probs import RowStatistics, unit_gradient
 
 # The most that the rows left out have of the occupancy of a frame or a symbol position.
 LEFT_OUT = 2.0**-11
+# Of an utterance's loss for each of its frames, the share that may be left out, and the share of
+# left_out that always may.
+_OF_LOSS, _ALWAYS = 2.0**-3, 2.0**-6
 # Limits to choose from.
 _LIMITS = 16
 # Rows that a block of the kernel lists (csrc/cuda/joiner/active_ops.cuh).
@@ -58,6 +63,7 @@ class ActiveRows(NamedTuple):
 def list_active_rows(
     gx: Tensor,
     gy: Tensor,
+    total: Tensor,
     rows: LatticeRows,
     fastemit_lambda: float,
     left_out: float,
@@ -67,17 +73,19 @@ def list_active_rows(
     active: Out[ActiveRows],
     block_ends: Out[Tensor],
 ) -> None:
-    """gx, gy (R) float32 of a whole lattice -> its active rows, without which each frame and each
-    position loses at most left_out, in K chunks; block_ends (K,G) int32: where G even blocks of the
-    rows of each chunk end. Workspace: limits (N,T+S) float32, found (ceil(R / ROWS_OF_BLOCK),
-    ROWS_OF_BLOCK / 32 + 1) int32."""
+    """gx, gy (R) and total (N), log P, float32 of a whole lattice -> its active rows, without which
+    each frame and each position loses at most left_out (LEFT_OUT above), in K chunks; block_ends
+    (K,G) int32: where G even blocks of the rows of each chunk end. Workspace: limits (N,T+S)
+    float32, found (ceil(R / ROWS_OF_BLOCK), ROWS_OF_BLOCK / 32 + 1) int32."""
     count, device = gx.shape[0], gx.device
     n, t, u, valid = rows.nodes(0, count)
     n, t, u = (x[valid] for x in (n, t, u))
     occupancy = torch.add(gy, gx, alpha=1 + fastemit_lambda)
     shape = (rows.logit_lengths.shape[0], rows.frames, rows.columns)
     occupancy_NTS = occupancy.new_zeros(shape).index_put_((n, t, u), occupancy[valid])
-    limits_NT1, limits_N1S = (_limits(occupancy_NTS, left_out, dim) for dim in (2, 1))
+    most_N = (total * (-_OF_LOSS / rows.logit_lengths)).clamp(_ALWAYS * left_out, left_out)
+    most_N11 = most_N.to(occupancy)[:, None, None]
+    limits_NT1, limits_N1S = (_limits(occupancy_NTS, left_out, most_N11, dim) for dim in (2, 1))
     is_active = torch.zeros_like(valid)
     is_active[valid] = (occupancy_NTS > torch.minimum(limits_NT1, limits_N1S))[n, t, u]
     active.places[0] = 0
@@ -97,20 +105,22 @@ def list_active_rows(
     block_ends.copy_(active.begins.diff().long()[:, None] * parts // blocks)
 
 
-def _limits(occupancy_NTS: Tensor, left_out: float, dim: int) -> Tensor:
-    """Of each frame (dim 2) or position (dim 1); that dimension becomes 1."""
-    least = left_out / max(occupancy_NTS.shape[1:])
-    limits = torch.full_like(occupancy_NTS.sum(dim, keepdim=True), least)
+def _limits(occupancy_NTS: Tensor, left_out: float, most_N11: Tensor, dim: int) -> Tensor:
+    """Of each frame (dim 2) or position (dim 1), whose rows up to the limit have at most `most`
+    together; that dimension becomes 1."""
+    least = most_N11 / max(occupancy_NTS.shape[1:])
+    limits = least.expand_as(occupancy_NTS.sum(dim, keepdim=True))
     # The sums grow with the limit: the last that fits is the largest.
     for i in reversed(range(_LIMITS)):
-        limit = max(left_out * 2.0**-i, least)
+        limit = least.clamp_min(left_out * 2.0**-i)
         lost = occupancy_NTS.masked_fill(occupancy_NTS > limit, 0).sum(dim, keepdim=True)
-        limits.masked_fill_(lost <= left_out, limit)
+        limits = torch.where(lost <= most_N11, limit, limits)
     return limits
 
 
 def active_rows(
     statistics: RowStatistics,
+    total: Tensor,
     rows: LatticeRows,
     fastemit_lambda: float,
     left_out: float,
@@ -130,6 +140,7 @@ def active_rows(
     list_active_rows(
         statistics.gx,
         statistics.gy,
+        total,
         rows,
         fastemit_lambda,
         left_out,
