@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 # full: logits (N,T,U+1,V) -> loss and gradient of the logits.
+# log_probs: the same for log-probabilities, whose computation is not part of the work.
 # simple: am (N,T,V), lm (N,U+1,V) -> smoothed simple loss and both gradients.
 # step: encoder (N,T,E) and predictor (N,U+1,P) outputs -> four projections, smoothed simple loss,
 #       band, joiner (tanh, linear), pruned loss; gradients of both inputs and all weights.
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 # bounds: occupancies of px and py -> bounds.
 KINDS = (
     "full",
+    "log_probs",
     "simple",
     "step",
     "trainer_step",
@@ -85,6 +87,7 @@ CPU_CASES = [
     Case(name="cpu-full", kind="full", device="cpu", N=8, T=200, U=50, V=500),
     Case(name="cpu-full-small-v", kind="full", device="cpu", N=8, T=300, U=60, V=50),
     Case(name="cpu-full-one", kind="full", device="cpu", N=1, T=500, U=100, V=500),
+    Case(name="cpu-log-probs", kind="log_probs", device="cpu", N=8, T=200, U=50, V=500),
     Case(name="cpu-simple", kind="simple", device="cpu", N=8, T=400, U=100, V=500),
     Case(name="cpu-step", N=8, V=500, S=5, **_CPU_STEP),
     Case(name="cpu-trainer-step", N=8, V=500, S=5, **{**_CPU_STEP, "kind": "trainer_step"}),
@@ -104,6 +107,8 @@ _TDT = {"device": "cuda", "N": 32, "T": 188, "U": 91, "D": 640, "E": 1024, "P": 
 _TDT_STEP = {**_TDT, "kind": "tdt_step", "S": 5, "autocast": "bfloat16"}
 _TDT_EXACT = {**_TDT, "kind": "tdt_exact_step", "autocast": "bfloat16"}
 _V5000 = {**_STEP, "N": 30, "T": 400, "U": 100, "V": 5000}
+_LOG_PROBS_V28 = {"kind": "log_probs", "device": "cuda", "T": 150, "U": 40, "V": 28}
+_LOG_PROBS_V5000 = {"kind": "log_probs", "device": "cuda", "T": 150, "U": 20, "V": 5000}
 # The vocabulary of a large language model.
 _V151936 = {**_STEP, "N": 16, "T": 250, "U": 60, "V": 151936}
 CUDA_CASES = [
@@ -118,6 +123,11 @@ CUDA_CASES = [
     Case(name="cuda-full-v50", kind="full", device="cuda", N=32, T=1500, U=300, V=50),
     Case(name="cuda-full-v5000", kind="full", device="cuda", N=32, T=150, U=20, V=5000),
     Case(name="cuda-full-v28", kind="full", device="cuda", N=128, T=150, U=40, V=28),
+    *(Case(name=f"cuda-log-probs-v28-n{N}", N=N, **_LOG_PROBS_V28) for N in (1, 16, 128)),
+    *(
+        Case(name=f"cuda-log-probs-v5000-n{N}", N=N, **_LOG_PROBS_V5000)
+        for N in (1, 16, 32, 64, 128)
+    ),
     Case(name="cuda-lattice", kind="lattice", device="cuda", N=30, T=437, U=101, V=0),
     Case(name="cuda-lattice-small", kind="lattice", device="cuda", N=1, T=20, U=5, V=0),
     Case(name="cuda-bounds", kind="bounds", device="cuda", N=30, T=437, U=101, V=0, S=5),
@@ -176,8 +186,10 @@ def make_inputs(case: Case) -> Inputs:
     def leaf(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generators[case.device], **kind).requires_grad_()
 
-    if case.kind == "full":
+    if case.kind in ("full", "log_probs"):
         first, second = leaf(case.N, case.T, case.U + 1, case.V), None
+        if case.kind == "log_probs":
+            first = first.detach().log_softmax(-1).requires_grad_()
     elif case.kind == "simple":
         first, second = leaf(case.N, case.T, case.V), leaf(case.N, case.U + 1, case.V)
     elif case.kind in ("lattice", "bounds"):

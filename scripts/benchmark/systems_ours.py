@@ -17,6 +17,13 @@ def full(case: Case, inputs: Inputs) -> Step:
     return Step(loss, inputs)
 
 
+def log_probs(case: Case, inputs: Inputs) -> Step:
+    def loss() -> Tensor:
+        return pruned_rnnt.rnnt_loss(inputs.first, *inputs.targets_and_lengths, from_log_probs=True)
+
+    return Step(loss, inputs)
+
+
 def simple(case: Case, inputs: Inputs) -> Step:
     assert inputs.second is not None
     am, lm = inputs.first, inputs.second
@@ -182,6 +189,7 @@ def bounds(case: Case, inputs: Inputs) -> Step:
 
 KINDS = {
     "full": full,
+    "log_probs": log_probs,
     "simple": simple,
     "step": step,
     "trainer_step": trainer_step,

@@ -39,6 +39,15 @@ def _packed_logits(layers: Layers, inputs: Inputs, lengths: Lengths) -> Tensor:
     return logits
 
 
+def _log_probs_kind(loss: Callable[..., Tensor]) -> dict[str, Any]:
+    """Of a full loss that takes log-probabilities with from_log_probs=True."""
+
+    def log_probs(case: Case, inputs: Inputs) -> Step:
+        return Step(lambda: loss(case, inputs, inputs.first, from_log_probs=True), inputs)
+
+    return {"log_probs": log_probs}
+
+
 def _full_kinds(
     full_loss: FullLoss, join: Callable[[Layers, Inputs, Lengths], Tensor] = _padded_logits
 ) -> dict[str, Any]:
@@ -168,7 +177,9 @@ class _K2Style:
         return System(name, self.name, kinds)
 
 
-def _optimized_transducer(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
+def _optimized_transducer(
+    case: Case, inputs: Inputs, logits: Tensor, from_log_probs: bool = False
+) -> Tensor:
     """Takes packed logits; a batch without padding has the same memory layout. Writes the gradient
     over the logits."""
     from optimized_transducer import transducer_loss
@@ -180,15 +191,16 @@ def _optimized_transducer(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
         blank=0,
         reduction="mean",
         one_sym_per_frame=False,
-        from_log_softmax=False,
+        from_log_softmax=from_log_probs,
     )
     return value
 
 
-def _torchaudio(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
+def _torchaudio(case: Case, inputs: Inputs, logits: Tensor, from_log_probs: bool = False) -> Tensor:
     from torchaudio.functional import rnnt_loss
 
-    value: Tensor = rnnt_loss(logits, *inputs.targets_and_lengths, blank=0, reduction="mean")
+    options = {"blank": 0, "reduction": "mean", "fused_log_softmax": not from_log_probs}
+    value: Tensor = rnnt_loss(logits, *inputs.targets_and_lengths, **options)
     return value
 
 
@@ -199,12 +211,12 @@ def _warp_transducer(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
     return value.squeeze()
 
 
-def _warp_rnnt(case: Case, inputs: Inputs, logits: Tensor) -> Tensor:
-    """Takes log-probabilities, so log_softmax is part of the measurement."""
+def _warp_rnnt(case: Case, inputs: Inputs, logits: Tensor, from_log_probs: bool = False) -> Tensor:
+    """Takes log-probabilities: of logits, log_softmax is part of the measurement."""
     from warp_rnnt import rnnt_loss
 
     value: Tensor = rnnt_loss(
-        logits.log_softmax(-1),
+        logits if from_log_probs else logits.log_softmax(-1),
         *inputs.targets_and_lengths,
         blank=0,
         reduction="mean",
@@ -219,10 +231,20 @@ PEERS = [
     System(
         "optimized_transducer",
         "optimized_transducer",
-        _full_kinds(_optimized_transducer, _packed_logits),
+        {
+            **_full_kinds(_optimized_transducer, _packed_logits),
+            **_log_probs_kind(_optimized_transducer),
+        },
     ),
     System("warp-transducer", "warprnnt_pytorch", _full_kinds(_warp_transducer)),
-    System("warp-rnnt gather", "warp_rnnt", _full_kinds(_warp_rnnt), devices=("cuda",)),
+    System(
+        "warp-rnnt gather",
+        "warp_rnnt",
+        {**_full_kinds(_warp_rnnt), **_log_probs_kind(_warp_rnnt)},
+        devices=("cuda",),
+    ),
     # The last one: if it reads out of bounds, nothing else can run on the device afterwards.
-    System("torchaudio", "torchaudio", _full_kinds(_torchaudio)),
+    System(
+        "torchaudio", "torchaudio", {**_full_kinds(_torchaudio), **_log_probs_kind(_torchaudio)}
+    ),
 ]
