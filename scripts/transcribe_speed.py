@@ -40,7 +40,8 @@ from pruned_rnnt.config import load_config
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, batch_features
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
-from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encoder_passes import choose_passes
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS

@@ -67,7 +67,7 @@ def align_file(
     """
     samples_S = read_audio(path)
     features_TF = audio_features(samples_S)
-    text = " ".join(text.split())
+    text = tokenizer.normalise(text)
     targets_NU, target_lengths = pad_targets([tokenizer.encode(text)])
     windows = WindowEncoder.as_trained(model, p99_duration)([features_TF])
     encoded_NTE = torch.cat([window.encoded_NTE for window in windows], dim=1)

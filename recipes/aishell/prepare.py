@@ -6,7 +6,7 @@ from functools import partial
 
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 RECIPE = CorpusRecipe(
     name="aishell",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, Manifests, run_recipe
+from pruned_rnnt.data.prepare.common_voice_source import CommonVoiceFolders, common_voice_folders
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
+from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 
 def _download(target: Path, options: argparse.Namespace) -> Path:
@@ -19,28 +21,20 @@ def _download(target: Path, options: argparse.Namespace) -> Path:
     return target / str(options.release)
 
 
-def _manifests(folder: Path, options: argparse.Namespace) -> Manifests:
-    from lhotse.recipes.commonvoice import prepare_commonvoice
-
-    # Accept the folder of the language as well as the folder above it.
-    if not (folder / options.language).is_dir() and folder.name == options.language:
-        folder = folder.parent
-    # lhotse requires a folder for its own copy of the manifests.
-    with tempfile.TemporaryDirectory() as scratch:
-        found = prepare_commonvoice(
-            folder, scratch, languages=options.language, num_jobs=options.num_jobs
+def _entries(folder: Path, options: argparse.Namespace) -> Iterable[CorpusEntry]:
+    # The folder of the language, or the one above it.
+    of_language = folder / options.language
+    folder = of_language if of_language.is_dir() else folder
+    found = common_voice_folders(folder)
+    if found != (folder,):
+        raise ValueError(
+            f"{folder} has no train.tsv or validated.tsv of Common Voice next to a folder clips; "
+            "recipes/commonvoice/README.md describes the folder that --source needs"
         )
-    manifests: Manifests = found[options.language]
-    return manifests
+    return CommonVoiceFolders(found)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--language",
-        default="en",
-        metavar="CODE",
-        help="language code, for example en, de, fr, zh-CN (default en)",
-    )
     parser.add_argument(
         "--release",
         default="cv-corpus-13.0-2023-03-09",
@@ -52,10 +46,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 RECIPE = CorpusRecipe(
     name="commonvoice",
     download=_download,
-    manifests=_manifests,
-    splits={"train": ["train"], "dev": ["dev"], "test": ["test"]},
-    tokenizer=TokenizerConfig(kind="bpe", vocab_size=500),
-    text=TextConfig(case="lower", punctuation="remove"),
+    entries=_entries,
+    tokenizer=TokenizerConfig(kind="bpe"),
+    text=TextConfig(case="lower", punctuation="remove", language="en"),
     add_arguments=_add_arguments,
 )
 

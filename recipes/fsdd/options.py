@@ -12,7 +12,7 @@ from pruned_rnnt.data.prepare.corpus_options import (
     add_number_arguments,
 )
 from pruned_rnnt.data.prepare.corpus_recipe import add_source_arguments
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,8 @@ from pruned_rnnt.data.prepare.generated_corpus import (
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
 from pruned_rnnt.data.prepare.shard_workers import stream_shards
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 
 NATURAL = Variation()
 # Takes of each digit by each synthetic speaker.

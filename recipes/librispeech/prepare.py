@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, Manifests, run_recipe
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 TRAIN = ("train-clean-100", "train-clean-360", "train-other-500")
 EVALUATION = ("dev-clean", "dev-other", "test-clean", "test-other")

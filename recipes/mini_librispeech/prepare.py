@@ -9,7 +9,7 @@ from functools import partial
 from pruned_rnnt.recipes.librispeech.prepare import downloader, reader
 
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 
 def _parts(options: argparse.Namespace) -> Sequence[str]:

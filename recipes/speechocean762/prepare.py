@@ -27,7 +27,7 @@ from pruned_rnnt.data.prepare.corpus_recipe import (
 )
 from pruned_rnnt.data.prepare.splits import NamedSplits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 # The split that the corpus's own test speakers form.
 CORPUS_TEST = "corpus-test"

@@ -31,7 +31,7 @@ from pruned_rnnt.data.prepare.generated_corpus import (
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
 from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 
 SAMPLING_RATE = 16000
 DEV_VARIANTS = ("m6", "Denis", "belinda", "quincy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 RECIPE = CorpusRecipe(
     name="yesno",

@@ -9,7 +9,7 @@ import numpy as np
 from pruned_rnnt.data.input.batch import AlignedWord
 from pruned_rnnt.data.input.prepared_folder import building, write_report
 from pruned_rnnt.data.prepare.generated_corpus import Utterance, UtteranceWriter, write_cuts
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 
 TEXTS = ("turn on the light", "stop now", "one two three four")
 

@@ -16,7 +16,7 @@ from pruned_rnnt.data.audio.audio_stream import audio_blocks
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
 from pruned_rnnt.data.input.speech_dataset import BadAudio, SpeechDataset
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from tests.data.recorded_speech import write_audio
 
 READERS = (read_audio, lambda path: np.concatenate(list(audio_blocks(path, 0.1))))

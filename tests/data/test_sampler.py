@@ -15,7 +15,7 @@ from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import building, write_report
 from pruned_rnnt.data.input.sampler import duration_bins, split_by_lattice
 from pruned_rnnt.data.prepare.generated_corpus import Utterance, UtteranceWriter, write_cuts
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from tests.data.spoken_corpus import noise
 
 BOUND = 2000

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.data.tokens.tokenizer import (
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import (
     TOKENIZER_KINDS,
-    UNKNOWN_ID,
-    Tokenizer,
     TokenizerConfig,
     train_tokenizer,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer, read_hotwords
 from tests.decode.search_model import VOCAB, encoded, make_model, modified_beam_search

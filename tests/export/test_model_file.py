@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pruned_rnnt import load
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import ModelFile, load_model, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.torch_folder import export_torch

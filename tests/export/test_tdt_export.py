@@ -13,7 +13,8 @@ import torch
 
 import pruned_rnnt
 from pruned_rnnt.data.audio.features import audio_features
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.model_file import ModelFile

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.prepare.generated_corpus import Utterance, UtteranceWriter, write_cuts
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 
 TONES = {
     "rise": (400, 3000),

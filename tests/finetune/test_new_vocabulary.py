@@ -9,7 +9,11 @@ import torch
 
 from pruned_rnnt.config import ConfigError
 from pruned_rnnt.data.tokens.extended_tokenizer import extended_tokenizer
-from pruned_rnnt.data.tokens.tokenizer import TOKENIZER_KINDS, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import (
+    TOKENIZER_KINDS,
+    TokenizerConfig,
+    train_tokenizer,
+)
 from pruned_rnnt.finetune.vocabulary import check_coverage, choose_vocabulary
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.vocabulary_change import match_vocabularies, transfer_parameters

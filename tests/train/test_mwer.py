@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pruned_rnnt.config import configs_folder, load_config
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import ModelLosses

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import ModelFile, save_model
 from tests.tiny_models import tiny_conformer, tiny_model
 

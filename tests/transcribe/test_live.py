@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from pruned_rnnt.data.audio.features import audio_features
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.transcribe.live import LiveRecogniser, transcribe_raw
 from pruned_rnnt.usage_errors import ExportError

@@ -29,10 +29,11 @@ class Batch:
     feature_lengths_N: int64, number of frames; always on the CPU.
     targets_NU: int32 symbol ids, padded with the blank 0.
     target_lengths_N: int32, number of symbols; always on the CPU.
-    texts, ids: reference text and cut id of each utterance.
+    texts, ids: reference text, as the tokenizer spells it, and cut id of each utterance.
     durations: duration of each utterance in seconds.
     words: reference words with their times in the recording, before any augmentation that changes
         time; empty for an utterance without an alignment.
+    languages: language code of each reference, "" where it is unknown.
     left_out: a message for each utterance of the batch that could not be read.
     second_view_NTF: the same utterances with other SpecAugment masks, for CR-CTC; or None.
     repeats: ids of utterances that only make the numbers of batches of several ranks equal; they
@@ -47,9 +48,14 @@ class Batch:
     ids: tuple[str, ...]
     durations: tuple[float, ...]
     words: tuple[tuple[AlignedWord, ...], ...]
+    languages: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     second_view_NTF: Tensor | None = None
     repeats: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.languages:
+            object.__setattr__(self, "languages", ("",) * len(self.ids))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -70,6 +76,7 @@ class Batch:
             ids=tuple(self.ids[place] for place in places),
             durations=tuple(self.durations[place] for place in places),
             words=tuple(self.words[place] for place in places),
+            languages=tuple(self.languages[place] for place in places),
             second_view_NTF=_optional(lambda x: x[rows.to(x.device)], self.second_view_NTF),
         )
 

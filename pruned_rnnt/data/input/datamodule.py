@@ -18,7 +18,7 @@ from lhotse.dataset import DynamicCutSampler
 
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter
 from pruned_rnnt.data.input.data_config import DataConfig
-from pruned_rnnt.data.input.filters import CutFilter, cut_text, filter_cuts
+from pruned_rnnt.data.input.filters import CutFilter, cut_symbols, filter_cuts
 from pruned_rnnt.data.input.loader import BatchLoader, true_on_all_ranks
 from pruned_rnnt.data.input.mixed_cuts import MixedCuts
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
@@ -223,7 +223,7 @@ class DataModule:
 def lattice_size(config: DataConfig, tokenizer: Tokenizer) -> LatticeSize:
     """Measures the lattices of training utterances."""
     return LatticeSize(
-        lambda cut: len(tokenizer.encode(cut_text(cut))),
+        lambda cut: len(cut_symbols(cut, tokenizer)),
         config.filters.subsampling_factor,
         stretch=1 / (1 - config.augmentation.tempo),
     )

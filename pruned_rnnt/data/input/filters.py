@@ -15,6 +15,8 @@ from pruned_rnnt.setting_checks import check_at_least
 
 logger = logging.getLogger(__name__)
 
+# The longest utterance that `prepare` keeps and training uses, unless they are told otherwise.
+LONGEST_SECONDS = 40.0
 # Ids to list for each reason, and ids to keep in memory.
 _MAX_LISTED = 5
 _MAX_KEPT = 1000
@@ -31,7 +33,7 @@ class FilterConfig:
     """
 
     min_duration: float = 0.1
-    max_duration: float = 30.0
+    max_duration: float = LONGEST_SECONDS
     max_symbols: int = 1000
     subsampling_factor: int = 4
 
@@ -53,6 +55,17 @@ def cut_text(cut: Any) -> str:
     """The reference text of a cut: the texts of its supervisions in order of time."""
     supervisions = sorted(cut.supervisions, key=lambda s: s.start)
     return " ".join(" ".join((s.text or "").split()) for s in supervisions).strip()
+
+
+def cut_language(cut: Any) -> str:
+    """The language code of a cut: that of its first supervision that has one, or ""."""
+    supervisions = sorted(cut.supervisions, key=lambda s: s.start)
+    return next((s.language for s in supervisions if s.language), "")
+
+
+def cut_symbols(cut: Any, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a cut's reference, with the tag of its language if the tokenizer has one."""
+    return tokenizer.encode(cut_text(cut), cut_language(cut))
 
 
 @dataclass
@@ -92,10 +105,9 @@ class CutFilter:
             return f"shorter than {config.min_duration} s"
         if cut.duration > config.max_duration:
             return f"longer than {config.max_duration} s"
-        text = cut_text(cut)
-        if not text:
+        if not cut_text(cut):
             return "empty text"
-        symbols = len(self.tokenizer.encode(text))
+        symbols = len(cut_symbols(cut, self.tokenizer))
         if symbols > config.max_symbols:
             return f"more than {config.max_symbols} symbols"
         frames = cut.num_frames if cut.has_features else round(cut.duration * 100)

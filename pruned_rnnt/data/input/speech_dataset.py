@@ -24,7 +24,7 @@ from pruned_rnnt.data.audio.recordings import audio_files, last_line, may_be_mp3
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, preserve_global_rngs
 from pruned_rnnt.data.input.batch import AlignedWord, Batch, pad_features, pad_targets
-from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.filters import cut_language, cut_symbols, cut_text
 from pruned_rnnt.data.input.prepared_folder import read_cuts
 from pruned_rnnt.data.input.shar_members import with_shar_audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -86,14 +86,16 @@ class SpeechDataset(Dataset[Batch]):
         second_view_NTF = None
         if self.two_views:
             second_view_NTF, _ = pad_features([v[1] for _, v in read], LOG_EPSILON)
-        texts = tuple(cut_text(cut) for cut in ordered)
-        targets_NU, target_lengths_N = pad_targets([self.tokenizer.encode(t) for t in texts])
+        targets_NU, target_lengths_N = pad_targets(
+            [cut_symbols(cut, self.tokenizer) for cut in ordered]
+        )
         return Batch(
             features_NTF=features_NTF,
             feature_lengths_N=feature_lengths_N,
             targets_NU=targets_NU,
             target_lengths_N=target_lengths_N,
-            texts=texts,
+            texts=tuple(self.tokenizer.normalise(cut_text(cut)) for cut in ordered),
+            languages=tuple(cut_language(cut) for cut in ordered),
             ids=tuple(cut.id for cut in ordered),
             durations=tuple(float(cut.duration) for cut in ordered),
             words=tuple(aligned_words(cut) for cut in ordered),

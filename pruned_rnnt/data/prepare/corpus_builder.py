@@ -12,7 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -31,8 +31,9 @@ from pruned_rnnt.data.prepare.shard_records import (
 from pruned_rnnt.data.prepare.shard_workers import stream_shards
 from pruned_rnnt.data.prepare.shard_writer import Shard, ShardConfig, ShardResult, manifest_name
 from pruned_rnnt.data.prepare.splits import NamedSplits, SingleSplit, SplitPlan
-from pruned_rnnt.data.prepare.text_hints import text_hints, token_hints
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer, TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.prepare.text_hints import text_hints, token_hints, unknown_hints
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 
 LEFT_OUT_NAME = "left_out.jsonl"
 # prepare.json names this many of the utterances left out; left_out.jsonl lists all of them.
@@ -48,8 +49,8 @@ class BuildConfig:
         training holds in memory. Larger splits, and Shar, keep one manifest per shard; training
         streams these, and each process reads its own shards.
     required_split: the split that must not be empty.
-    tokenizer: the tokenizer to train. tokenizer_from: a prepared folder whose tokenizer is copied
-        instead.
+    tokenizer: the tokenizer to train. language_tags: it gets a tag for each language of train.
+    tokenizer_from: a prepared folder whose tokenizer is copied instead.
     max_tokenizer_texts: the tokenizer is trained on at most this many texts, drawn at random.
     """
 
@@ -58,6 +59,7 @@ class BuildConfig:
     max_lines_in_memory: int = 300_000
     required_split: str = "train"
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    language_tags: bool = False
     tokenizer_from: Path | None = None
     max_tokenizer_texts: int = 1_000_000
     seed: int = 42
@@ -117,14 +119,14 @@ def build_corpus(
                 raise ValueError(f"no {config.required_split} utterances are left: {why}")
         tokenizer = None
         if config.shard.needs_text:
-            tokenizer = _tokenizer(config, sample.texts, statistics.characters["train"])
+            tokenizer = _tokenizer(config, sample.texts, statistics)
             report.save_tokenizer(tokenizer, folder)
-            report.hints = _hints(config, statistics.characters["train"], tokenizer)
+            report.hints = _hints(config, statistics, tokenizer)
         if not config.shard.shar:
             for split, lines_of_shard in made.items():
                 if sum(lines_of_shard.values()) <= config.max_lines_in_memory:
                     _join_manifests(folder, split, lines_of_shard)
-        report.splits.update(statistics.summaries())
+        report.splits.update(statistics.summaries(tokenizer))
         copies = 1 + sum(1 / speed for speed in config.shard.speeds)
         report.training_hours = copies * statistics.seconds["train"] / 3600
         report.skipped_counts.update(statistics.left_out)
@@ -227,27 +229,37 @@ def _join_manifests(folder: Path, split: str, numbers: Iterable[int]) -> None:
             part.unlink()
 
 
-def _tokenizer(config: BuildConfig, texts: list[str], characters: Counter[str]) -> Tokenizer:
+def _tokenizer(config: BuildConfig, texts: list[str], statistics: CorpusStatistics) -> Tokenizer:
     if config.tokenizer_from is not None:
         return PreparedFolder(config.tokenizer_from).tokenizer()
     seen = set("".join(texts))
     # Characters that are not in the sample of texts need a symbol too.
-    missed = [character for character in sorted(characters) if character not in seen]
+    missed = [c for c in sorted(statistics.characters["train"]) if c not in seen]
+    languages = tuple(sorted(code for code in statistics.languages["train"] if code))
+    if config.language_tags and not languages:
+        raise ValueError(
+            "--language-tags needs the languages of the utterances: a column `language` or "
+            "`locale`, or --language"
+        )
+    settings = replace(config.tokenizer, languages=languages if config.language_tags else ())
     try:
-        return train_tokenizer([*texts, *missed], config.tokenizer)
+        return train_tokenizer([*texts, *missed], settings)
     except ValueError as error:
         raise ValueError(
-            f"{error}; change --vocab-size or --tokens and run again (the features are kept)"
+            f"{error}; change --vocab-size or --tokens and run again (the features are kept), or "
+            "add --byte-fallback, which writes rare characters as bytes"
         ) from error
 
 
-def _hints(config: BuildConfig, characters: Counter[str], tokenizer: Tokenizer) -> list[str]:
-    """Advice about texts and tokens; none with a copied tokenizer, whose spelling is fixed."""
+def _hints(config: BuildConfig, statistics: CorpusStatistics, tokenizer: Tokenizer) -> list[str]:
+    """Advice about texts and tokens; a copied tokenizer has a fixed spelling."""
+    unknown = unknown_hints(statistics.unknown_characters(tokenizer))
     if config.tokenizer_from is not None:
-        return []
+        return unknown
     return [
-        *text_hints(characters, config.shard.text),
-        *token_hints(tokenizer, config.tokenizer),
+        *text_hints(statistics.characters["train"], config.shard.text),
+        *token_hints(tokenizer, config.tokenizer, len(statistics.characters["train"])),
+        *unknown,
     ]
 
 

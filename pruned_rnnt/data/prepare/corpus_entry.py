@@ -11,7 +11,7 @@ from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.audio.audio_file import HIGHEST_RATE
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording
-from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.filters import LONGEST_SECONDS, cut_language, cut_text
 
 # Lowest sampling rate of training data in Hz; transcription accepts lower rates.
 LOWEST_RATE = 8000
@@ -22,6 +22,7 @@ class CorpusEntry:
     """One utterance as its source describes it.
 
     id: unique in the corpus. origin: "FILE:LINE", or the file that describes it. text: raw.
+    language: code of the language, or "".
     audio: path of a file; "" with `cut`. is_command: `audio` is a shell command instead, which
         ends in "|" and writes audio (Kaldi's wav.scp).
     start, duration: the part of the audio, in seconds; duration None means all of it.
@@ -36,6 +37,7 @@ class CorpusEntry:
     audio: str = ""
     is_command: bool = False
     speaker: str = ""
+    language: str = ""
     split: str = ""
     start: float = 0.0
     duration: float | None = None
@@ -49,7 +51,7 @@ class UtteranceLimits:
     """Bounds on the duration in seconds, and the channel to use of several."""
 
     min_duration: float = 0.1
-    max_duration: float = 40.0
+    max_duration: float = LONGEST_SECONDS
     channel: int = 0
 
     def __post_init__(self) -> None:
@@ -60,12 +62,17 @@ class UtteranceLimits:
             )
 
 
-def cut_of_entry(entry: CorpusEntry, text: str, limits: UtteranceLimits) -> MonoCut:
-    """Makes the cut of an entry, with `text`, and checks it. Raises UnusableUtterance."""
+def cut_of_entry(
+    entry: CorpusEntry, text: str, limits: UtteranceLimits, language: str = ""
+) -> MonoCut:
+    """Makes the cut of an entry, with `text` and the language, and checks it.
+
+    Raises UnusableUtterance.
+    """
     if entry.problem:
         raise UnusableUtterance(entry.problem, entry.details)
     if entry.cut is not None:
-        cut = _with_text(entry, text, limits)
+        cut = _with_text(entry, text, limits, language)
     else:
         recording = open_recording(entry.audio, entry.is_command)
         duration = entry.duration
@@ -88,6 +95,7 @@ def cut_of_entry(entry: CorpusEntry, text: str, limits: UtteranceLimits) -> Mono
             channel=limits.channel,
             text=text,
             speaker=entry.speaker or None,
+            language=language or None,
         )
         cut = MonoCut(
             id=entry.id,
@@ -110,17 +118,17 @@ def cut_of_entry(entry: CorpusEntry, text: str, limits: UtteranceLimits) -> Mono
     return cut
 
 
-def _with_text(entry: CorpusEntry, text: str, limits: UtteranceLimits) -> MonoCut:
+def _with_text(entry: CorpusEntry, text: str, limits: UtteranceLimits, language: str) -> MonoCut:
     cut = entry.cut
     if not isinstance(cut, MonoCut):
         channel = limits.channel if limits.channel in cut.channel else cut.channel[0]
         cut = cut.to_mono()[cut.channel.index(channel)]
     if not cut.has_recording:
         raise UnusableUtterance("cut without a recording")
-    if text == cut_text(cut):
+    if text == cut_text(cut) and language == cut_language(cut):
         return cut
     first = min(cut.supervisions, key=lambda s: s.start)
-    whole = fastcopy(first, text=text, start=0.0, duration=cut.duration)
+    whole = fastcopy(first, text=text, start=0.0, duration=cut.duration, language=language or None)
     return fastcopy(cut, supervisions=[whole])
 
 

@@ -13,7 +13,11 @@ from pruned_rnnt.data.prepare.corpus_entry import UtteranceLimits
 from pruned_rnnt.data.prepare.replacement import add_replace_argument, check_replaceable
 from pruned_rnnt.data.prepare.shard_writer import ShardConfig
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
-from pruned_rnnt.data.tokens.tokenizer import TOKENIZER_KINDS, TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import (
+    DEFAULT_VOCAB_SIZE,
+    TOKENIZER_KINDS,
+    TokenizerConfig,
+)
 
 
 class NumberOption(NamedTuple):
@@ -80,8 +84,15 @@ def add_common_arguments(
         help=f"kind of symbols that the model emits (default {tokenizer.kind})",
     )
     size = tokenizer.vocab_size
-    text = "largest number of symbols, for unigram and bpe"
-    add_number_arguments(parser, NumberOption("vocab-size", size, "N", text))
+    default = f"{DEFAULT_VOCAB_SIZE}, more if the texts have many characters"
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        default=size,
+        metavar="N",
+        help="largest number of symbols, for unigram and bpe "
+        f"(default {default if size is None else size})",
+    )
 
 
 def add_count_arguments(parser: argparse.ArgumentParser, counts: Mapping[str, int]) -> None:
@@ -99,6 +110,17 @@ def add_corpus_arguments(
 ) -> None:
     """All options of a recipe of recorded speech; `text` holds the recipe's defaults for texts."""
     add_common_arguments(parser, output=output, tokenizer=tokenizer)
+    parser.add_argument(
+        "--byte-fallback",
+        action="store_true",
+        help="write rare characters as bytes, so that no character of any language is unknown",
+    )
+    parser.add_argument(
+        "--language-tags",
+        action="store_true",
+        help="the model writes a tag of the language first, such as <|tr|>, which transcripts do "
+        "not show; needs utterances with a language",
+    )
     data = parser.add_argument_group("data")
     data.add_argument(
         "--features",
@@ -139,6 +161,14 @@ def add_corpus_arguments(
             f"--{name}", choices=choices, default=chosen, help=f"{what} (default {chosen})"
         )
     data.add_argument(
+        "--language",
+        default=text.language,
+        metavar="CODE",
+        help="language of the texts, for example tr, unless SOURCE names those of its utterances: "
+        "for rules of spelling, and for results by language"
+        + (f" (default {text.language})" if text.language else ""),
+    )
+    data.add_argument(
         "--tokenizer-from",
         type=Path,
         metavar="DIR",
@@ -157,6 +187,10 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
         raise ValueError(f"--shard-size must be at least 1, got {options.shard_size}")
     if options.num_jobs < 1:
         raise ValueError(f"--num-jobs must be at least 1, got {options.num_jobs}")
+    if options.language_tags and options.tokenizer_from is not None:
+        raise ValueError(
+            "--language-tags needs a new tokenizer, and --tokenizer-from copies one: leave one out"
+        )
     # Check now, not after hours of work.
     check_replaceable(recipe, options)
     if options.tokenizer_from is not None:
@@ -172,11 +206,19 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
                 channel=options.channel,
             ),
             text=TextConfig(
-                case=options.case, punctuation=options.punctuation, spaces=options.spaces
+                case=options.case,
+                punctuation=options.punctuation,
+                spaces=options.spaces,
+                language=options.language,
             ),
         ),
         shard_size=options.shard_size,
-        tokenizer=TokenizerConfig(kind=options.tokens, vocab_size=options.vocab_size),
+        tokenizer=TokenizerConfig(
+            kind=options.tokens,
+            vocab_size=options.vocab_size,
+            byte_fallback=options.byte_fallback,
+        ),
+        language_tags=options.language_tags,
         tokenizer_from=options.tokenizer_from,
         seed=options.seed,
         num_jobs=options.num_jobs,

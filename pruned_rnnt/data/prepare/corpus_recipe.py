@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,12 @@ from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.splits import NamedSplits, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 # Utterances of a dev set that is drawn from train.
 _MAX_DEV = 5000
+# Of a corpus that has no splits.
+_DRAWN_SHARES = {"dev_share": 0.05, "test_share": 0.05}
 # By part of the corpus: {"recordings": ..., "supervisions": ...}, as lhotse's functions return it.
 Manifests = Mapping[str, Mapping[str, Any]]
 
@@ -41,16 +43,19 @@ class CorpusRecipe:
     download: (target folder, options) -> folder of the corpus. Default: lhotse's function for
         `name`.
     manifests: (folder of the corpus, options) -> manifests by part. Default: lhotse's function.
+    entries: (folder of the corpus, options) -> its utterances, instead of manifests; those without
+        a split are distributed.
     dev_share: fraction of the training utterances that become dev, if the corpus has no dev part;
         whole speakers if they are known. All splits are then named train, dev or test.
     add_arguments: adds further options to the parser.
     """
 
     name: str
-    splits: Mapping[str, Sequence[str]]
     tokenizer: TokenizerConfig
+    splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     download: Callable[[Path, argparse.Namespace], Path] | None = None
     manifests: Callable[[Path, argparse.Namespace], Manifests] | None = None
+    entries: Callable[[Path, argparse.Namespace], Iterable[CorpusEntry]] | None = None
     text: TextConfig = field(default_factory=TextConfig)
     dev_share: float = 0.0
     add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
@@ -97,6 +102,12 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
     """Writes the prepared folder at `options.output`."""
     config = build_config(recipe.name, options)
     folder = corpus_folder(recipe.download or lhotse_download(recipe.name), options, console)
+    if recipe.entries is not None:
+        utterances = recipe.entries(folder, options)
+        plan = plan_splits(utterances, **_DRAWN_SHARES, max_held_out=_MAX_DEV, seed=options.seed)
+        report = corpus_report(recipe.name, options, splits_by=plan.describe())
+        build_corpus(options.output, utterances, plan, config, report, console)
+        return
     read = recipe.manifests or _lhotse_manifests(recipe.name)
     manifests = read_manifests(recipe.name, read, folder, options)
     known = {part for parts in recipe.splits.values() for part in parts}
@@ -107,11 +118,11 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
         )
     report = corpus_report(recipe.name, options, parts=sorted(known & manifests.keys()))
     entries = _Entries(recipe, manifests, folder)
-    plan: NamedSplits | SplitPlan = NamedSplits()
+    named: NamedSplits | SplitPlan = NamedSplits()
     if recipe.dev_share > 0:
         shares = {"dev_share": recipe.dev_share, "test_share": 0.0}
-        plan = plan_splits(entries, **shares, max_held_out=_MAX_DEV, seed=options.seed)
-    build_corpus(options.output, entries, plan, config, report, console)
+        named = plan_splits(entries, **shares, max_held_out=_MAX_DEV, seed=options.seed)
+    build_corpus(options.output, entries, named, config, report, console)
 
 
 def corpus_report(name: str, options: argparse.Namespace, **details: Any) -> PrepareReport:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pruned_rnnt.data.prepare.corpus_entry import format_counts
 from pruned_rnnt.data.prepare.shard_writer import ShardResult
-from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 # Examples to keep of utterances left out, for each reason.
 _MAX_EXAMPLES = 20
@@ -35,6 +35,7 @@ class CorpusStatistics:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.words: Counter[str] = Counter()
         self.speakers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.languages: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.characters: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.durations: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.rates: Counter[int] = Counter()
@@ -48,6 +49,7 @@ class CorpusStatistics:
         self.seconds[split] += sum(result.durations)
         self.words[split] += sum(len(text.split()) for text in result.texts)
         self.speakers[split].update(result.speakers)
+        self.languages[split].update(result.languages)
         self.durations[split].update(int(d / _BIN_SECONDS) for d in result.durations)
         self.rates.update(result.rates)
         self.channels.update(result.channels)
@@ -58,9 +60,20 @@ class CorpusStatistics:
             if self.left_out[reason] <= _MAX_EXAMPLES:
                 self.examples.append((origin, reason, details))
 
-    def summaries(self) -> dict[str, dict[str, Any]]:
+    def unknown_characters(self, tokenizer: Tokenizer) -> dict[str, Counter[str]]:
+        """Counts of the characters that have no token, by split; none for tokens of whole words."""
+        if tokenizer.has_whole_words:
+            return {}
+        found = {
+            split: Counter({c: n for c, n in self.characters[split].items() if tokenizer.lacks(c)})
+            for split in sorted(self.characters, key=_split_order)
+        }
+        return {split: counts for split, counts in found.items() if counts}
+
+    def summaries(self, tokenizer: Tokenizer | None = None) -> dict[str, dict[str, Any]]:
         """The entry of each split for prepare.json."""
-        summaries = {}
+        unknown = self.unknown_characters(tokenizer) if tokenizer is not None else {}
+        summaries: dict[str, dict[str, Any]] = {}
         for split in sorted(self.utterances, key=_split_order):
             if not self.utterances[split]:
                 continue
@@ -72,6 +85,10 @@ class CorpusStatistics:
                 "distinct_characters": len(self.characters[split]),
                 "speakers": names if len(names) <= _MAX_NAMED_SPEAKERS else len(names),
             }
+            if any(self.languages[split]):
+                summaries[split]["languages"] = dict(sorted(self.languages[split].items()))
+            if split in unknown:
+                summaries[split]["unknown_characters"] = dict(unknown[split].most_common())
         return summaries
 
     def describe_left_out(self) -> str:
@@ -92,6 +109,10 @@ class CorpusStatistics:
                 f"{split}: {summary['utterances']:,} utterances, {summary['hours']:,} h, "
                 f"{number or 'unknown'} speakers, {self._quantiles(split)}"
             )
+        languages = sum(self.languages.values(), Counter())
+        if any(languages):
+            named = {code or "unknown": count for code, count in languages.items()}
+            lines.append(f"languages: {format_counts(named)}")
         rates = {f"at {rate} Hz": count for rate, count in self.rates.items()}
         lines.append(f"sampling rates: {format_counts(rates)}")
         several = sum(count for channels, count in self.channels.items() if channels > 1)
@@ -122,14 +143,8 @@ class CorpusStatistics:
         for character, count in sorted(train.items(), key=lambda item: (-item[1], item[0])):
             rare = "  rare: a typing error?" if count < _RARE_BELOW else ""
             lines.append(f"{character}  {count:,}  {unicodedata.name(character, '?')}{rare}")
-        for split in sorted(self.characters.keys() - {"train"}):
-            unknown = {
-                character: count
-                for character, count in self.characters[split].items()
-                if UNKNOWN_ID in tokenizer.encode(character)
-            }
-            if unknown:
-                lines.append(
-                    f"{split} has characters that the tokenizer lacks: {format_counts(unknown)}"
-                )
+        lines += [
+            f"{split} has characters that the tokenizer lacks: {format_counts(unknown)}"
+            for split, unknown in self.unknown_characters(tokenizer).items()
+        ]
         return lines

@@ -23,7 +23,7 @@ _NEMO_PATH = "audio_filepath"
 
 @dataclass(frozen=True)
 class JsonSource:
-    """Lines of JSON objects with a path and a text, and optionally speaker, split, offset.
+    """Lines of JSON objects with a path, a text, and perhaps speaker, split, language, offset.
 
     The keys have the names of a table's columns. offset and duration, in seconds, select a part of
     the file; duration is used only with `audio_filepath`, as in NeMo. Relative paths start at the
@@ -60,6 +60,7 @@ class JsonSource:
             audio=str(resolve_path(folder, str(audio)) if _NEMO_PATH in item else folder / audio),
             text=text,
             speaker=str(cells["speaker"] if cells["speaker"] is not None else ""),
+            language=str(cells["language"] if cells["language"] is not None else ""),
             split=split or ("" if _NEMO_PATH in item else split_of_path(path)),
             start=start,
             duration=duration,

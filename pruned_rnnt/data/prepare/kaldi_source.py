@@ -12,7 +12,7 @@ from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 
 @dataclass(frozen=True)
 class KaldiSource:
-    """A Kaldi data directory: wav.scp and text, and optionally segments and utt2spk.
+    """A Kaldi data directory: wav.scp and text, and optionally segments, utt2spk, utt2lang.
 
     wav.scp may contain shell commands that end in "|". All files but text are held in memory.
 
@@ -30,6 +30,7 @@ class KaldiSource:
     def __iter__(self) -> Iterator[CorpusEntry]:
         audio = self._audio()
         speakers = {key: value for _, key, value in self._optional("utt2spk")}
+        languages = {key: value for _, key, value in self._optional("utt2lang")}
         segments = {key: (line, value) for line, key, value in self._optional("segments")}
         for line, name, text in _kaldi_lines(self.folder / "text"):
             origin = f"{self.folder / 'text'}:{line}"
@@ -55,6 +56,7 @@ class KaldiSource:
                 is_command=command.endswith("|"),
                 text=text,
                 speaker=speakers.get(name, ""),
+                language=languages.get(name, ""),
                 start=start,
                 duration=None if end is None else round(end - start, 8),
                 problem=problem,

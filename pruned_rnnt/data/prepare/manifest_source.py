@@ -95,6 +95,7 @@ def entry_of_cut(cut: Any, origin: str) -> CorpusEntry:
         origin=origin,
         text=(supervision.text or "") if supervision else "",
         speaker=(supervision.speaker or "") if supervision else "",
+        language=(supervision.language or "") if supervision else "",
         cut=cut,
     )
 

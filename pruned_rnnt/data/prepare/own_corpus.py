@@ -21,7 +21,7 @@ from pruned_rnnt.data.prepare.duplicate_ids import DuplicateIdMarker
 from pruned_rnnt.data.prepare.own_sources import open_source
 from pruned_rnnt.data.prepare.splits import SingleSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder of audio files, each with a .txt file of the same name; a .tsv or .csv "
         "table of path and text (SpeechBrain's tables too); a Kaldi data directory; a manifest of "
         "NeMo or lhotse (.json, .jsonl, .gz); a Hugging Face audio folder with metadata.csv or "
-        "metadata.jsonl; LJSpeech's metadata.csv next to wavs/",
+        "metadata.jsonl; LJSpeech's metadata.csv next to wavs/; a language of Common Voice, or the "
+        "folder of several of them",
     )
     parser.add_argument(
         "--supervisions",
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put everything into the test split, to test a model that was trained on other data; "
         "--tokenizer-from names those data",
     )
-    tokenizer = TokenizerConfig(kind="bpe", vocab_size=500)
+    tokenizer = TokenizerConfig(kind="bpe")
     add_corpus_arguments(parser, output="data/own", tokenizer=tokenizer, text=TextConfig())
 
 

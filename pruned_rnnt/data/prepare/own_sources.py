@@ -14,6 +14,12 @@ from typing import Literal
 
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.input.manifest_items import text_lines
+from pruned_rnnt.data.prepare.common_voice_source import (
+    CommonVoiceFolders,
+    clips_table,
+    common_voice_folders,
+    is_clips_table,
+)
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.json_source import JsonSource, has_audio_path, json_object
 from pruned_rnnt.data.prepare.kaldi_source import KaldiSource
@@ -22,7 +28,16 @@ from pruned_rnnt.data.prepare.manifest_source import ManifestSource
 from pruned_rnnt.data.prepare.splits import split_name
 from pruned_rnnt.data.prepare.table_source import TableSource
 
-Kind = Literal["folder", "table", "JSON lines", "LJSpeech table", "metadata", "kaldi", "manifest"]
+Kind = Literal[
+    "folder",
+    "table",
+    "JSON lines",
+    "LJSpeech table",
+    "Common Voice",
+    "metadata",
+    "kaldi",
+    "manifest",
+]
 
 _MANIFEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _TABLE_SUFFIXES = (".tsv", ".csv", ".txt")
@@ -39,12 +54,14 @@ def open_source(
 ) -> tuple[Kind, Iterable[CorpusEntry]]:
     """Detects the format of the data at `path` and returns its name and its source.
 
-    A directory with `text` and `wav.scp` is a Kaldi directory. A directory with metadata.csv or
-    metadata.jsonl, or with subfolders named like splits that contain one, has the audio that these
-    list. Any other directory is searched for audio files, each with a .txt file of the same name.
-    A file of JSON lines is a NeMo manifest if its first line has an audio path. Otherwise it is a
-    lhotse manifest of cuts, or of recordings if `supervisions` is given. Any other file is a table;
-    it is in LJSpeech's format if the first line fits and there is a folder wavs next to it.
+    A directory with `text` and `wav.scp` is a Kaldi directory. One with Common Voice's train.tsv or
+    validated.tsv next to clips/, or with such directories of several languages, has its layout. A
+    directory with metadata.csv or metadata.jsonl, or with subfolders named like splits that contain
+    one, has the audio that these list. Any other directory is searched for audio files, each with a
+    .txt file of the same name. A file of JSON lines is a NeMo manifest if its first line has an
+    audio path. Otherwise it is a lhotse manifest of cuts, or of recordings if `supervisions` is
+    given. Any other file is a table; it is in LJSpeech's format if the first line fits and there is
+    a folder wavs next to it, and one of Common Voice's if there is a folder clips.
 
     Args:
         data_root: see `TableSource`.
@@ -64,6 +81,9 @@ def open_source(
     if path.is_dir():
         if (path / "wav.scp").is_file() and (path / "text").is_file():
             return "kaldi", KaldiSource(path, allow_commands)
+        languages = common_voice_folders(path)
+        if languages:
+            return "Common Voice", CommonVoiceFolders(languages)
         listed = _listed_by_metadata(path)
         return ("folder", FolderSource(path)) if listed is None else ("metadata", listed)
     if path.name.endswith(_MANIFEST_SUFFIXES):
@@ -84,6 +104,8 @@ def open_source(
         )
     if is_ljspeech_table(path):
         return "LJSpeech table", LJSpeechSource(path)
+    if is_clips_table(path):
+        return "Common Voice", clips_table(path)
     return "table", TableSource(path, data_root)
 
 

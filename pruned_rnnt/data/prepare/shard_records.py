@@ -83,6 +83,7 @@ def _recorded(record: Path, fingerprint: str) -> ShardResult | None:
     result: dict[str, Any] = values["result"]
     for name in ("rates", "channels"):
         result[name] = Counter({int(key): count for key, count in result[name].items()})
-    result["speakers"] = Counter(result["speakers"])
+    for name in ("speakers", "languages"):
+        result[name] = Counter(result[name])
     result["left_out"] = [tuple(item) for item in result["left_out"]]
     return ShardResult(**result)

@@ -75,6 +75,7 @@ class ShardResult:
 
     cuts: number of manifest lines, copies at other speeds included.
     texts, durations: of each utterance kept; durations in seconds.
+    speakers, languages: number of utterances of each; "" where it is unknown.
     rates, channels: number of utterances by sampling rate in Hz and by number of channels.
     left_out: (id, origin, reason, details) of each utterance left out.
     """
@@ -84,6 +85,7 @@ class ShardResult:
     cuts: int = 0
     texts: list[str] = field(default_factory=list)
     speakers: Counter[str] = field(default_factory=Counter)
+    languages: Counter[str] = field(default_factory=Counter)
     durations: list[float] = field(default_factory=list)
     rates: Counter[int] = field(default_factory=Counter)
     channels: Counter[int] = field(default_factory=Counter)
@@ -129,13 +131,14 @@ def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
     config = shard.config
     extractor = fbank_extractor()
     for entry in shard.entries:
-        text = normalise_text(entry.text, config.text)
         try:
+            rules = _rules_of(entry, config.text)
+            text = normalise_text(entry.text, rules)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if config.needs_text and not (text or entry.problem):
                     raise UnusableUtterance("empty text")
-                cut = cut_of_entry(entry, text, config.limits)
+                cut = cut_of_entry(entry, text, config.limits, rules.language)
                 cut = fastcopy(cut, features=None, id=entry.id)
                 samples_S = read_samples(cut)
         except UnusableUtterance as error:
@@ -143,6 +146,7 @@ def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
             continue
         result.texts.append(text)
         result.speakers[entry.speaker] += 1
+        result.languages[rules.language] += 1
         result.durations.append(cut.duration)
         result.rates[cut.sampling_rate] += 1
         result.channels[len(cut.recording.channel_ids)] += 1
@@ -155,6 +159,13 @@ def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
             # lhotse's own resampling takes minutes if rate and speed have no common divisor.
             perturbed_S = perturb_speed(samples_S, speed)
             yield _with_features(cut.perturb_speed(speed), perturbed_S, extractor, storage)
+
+
+def _rules_of(entry: CorpusEntry, config: TextConfig) -> TextConfig:
+    try:
+        return config.in_language(entry.language)
+    except ValueError as error:
+        raise UnusableUtterance("language is no code", str(error)) from error
 
 
 def _with_features(cut: Any, samples_S: FloatArray, extractor: Any, storage: Any) -> Any:

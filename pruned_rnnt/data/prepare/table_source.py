@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
@@ -20,7 +20,10 @@ COLUMNS = {
     "text": ("text", "sentence", "transcript", "transcription", "wrd"),
     "speaker": ("speaker", "speaker_id", "client_id", "spk", "spk_id"),
     "split": ("split", "set", "subset"),
+    "language": ("language", "locale", "lang"),
 }
+# The columns of a table without a header, in order.
+_UNNAMED = ("path", "text", "speaker", "split")
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 # Only this many characters of the first row are searched for column names.
 _MAX_HEADER_CHARACTERS = 10_000
@@ -31,6 +34,7 @@ _VARIABLE = re.compile(r"\$(\w+)/+")
 class _Layout:
     """columns: index by name. has_header: the first row names the columns.
 
+    quoted: of a table with tabs: whether quotation marks enclose cells (see `TableSource`).
     id_column: index of the utterance ids, in SpeechBrain's tables.
     split_from_folder: the first folder of a path is its split, in Hugging Face's tables.
     """
@@ -38,6 +42,7 @@ class _Layout:
     columns: dict[str, int]
     separator: str
     has_header: bool = True
+    quoted: bool = False
     id_column: int | None = None
     split_from_folder: bool = False
 
@@ -46,14 +51,20 @@ class _Layout:
 class TableSource:
     """Rows of audio path and text, in columns separated by tabs or (in .csv) by commas.
 
-    The first row may name the columns: path and text, and optionally speaker and split. Semicolons
-    and bars are then accepted as separators too. Without a header the columns are path, text,
-    speaker, split. Relative paths start at the table's folder. The column names of SpeechBrain (ID,
-    wav, wrd, spk_id) and of Hugging Face (file_name, transcription) are accepted. If there is a
-    file_name but no split column, the first folder of the path is the split if it has the name of
-    one.
+    The first row may name the columns: path and text, and optionally speaker, split and language.
+    Semicolons and bars are then accepted as separators too. Without a header the columns are path,
+    text, speaker, split. Relative paths start at the table's folder. The column names of
+    SpeechBrain (ID, wav, wrd, spk_id), of Hugging Face (file_name, transcription) and of Common
+    Voice (sentence, client_id, locale) are accepted. If there is a file_name but no split column,
+    the first folder of the path is the split if it has the name of one.
+
+    With tabs, quotation marks enclose cells only if the whole table is written so: every cell that
+    begins with a mark ends with one, marks inside it are doubled, and either some are, or every
+    text is enclosed. Otherwise they are ordinary characters. With other separators a cell that
+    begins with a quotation mark is enclosed in them.
 
     data_root: the folder that replaces `$data_root`, or another `$NAME`, at the start of a path.
+    audio_folder: where relative paths start, if it is not the table's folder.
 
     Raises:
         ValueError: a first row with fewer than two columns, an unclosed quotation mark, an encoding
@@ -62,11 +73,12 @@ class TableSource:
 
     path: Path
     data_root: Path | None = None
+    audio_folder: Path | None = None
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         layout = self._layout()
         columns, skip_header = layout.columns, layout.has_header
-        for line, row in self._rows(layout.separator):
+        for line, row in self._rows(layout):
             if not any(cell.strip() for cell in row):
                 continue
             if skip_header:
@@ -86,6 +98,7 @@ class TableSource:
                 audio=self._audio(cells["path"], line),
                 text=cells["text"],
                 speaker=cells.get("speaker", ""),
+                language=cells.get("language", ""),
                 split=split_of_path(cells["path"]) if layout.split_from_folder else split,
                 problem=_row_problem(row, columns, cells),
             )
@@ -100,7 +113,7 @@ class TableSource:
     def _audio(self, path: str, line: int) -> str:
         variable = _VARIABLE.match(path)
         if variable is None:
-            return str(self.path.parent / path)
+            return str((self.audio_folder or self.path.parent) / path)
         if self.data_root is None:
             raise ValueError(
                 f"{self.path}:{line}: the path {path} begins with a variable; add --data-root DIR "
@@ -116,18 +129,41 @@ class TableSource:
             first = next((line for line in lines if line.strip()), "")[:_MAX_HEADER_CHARACTERS]
         own = "," if self.path.suffix.lower() == ".csv" else "\t"
         for separator in (own, *_SEPARATORS):
-            names = [cell.strip() for cell in _first_row(first, separator)]
+            names = [cell.strip() for cell in _cells(first, separator, quoted=True)]
             layout = self._header_layout(names, separator)
             if layout is not None:
-                return layout
-        cells = len(_first_row(first, own))
+                return self._with_quotes(layout)
+        cells = len(_cells(first, own, quoted=own != "\t"))
         if cells == 1:
             raise ValueError(
                 f"{self.path}:1: needs path and text separated by {_SEPARATORS[own]}, or a header "
                 f"with the columns `path` and `text`; got {first[:200].rstrip()!r}"
             )
-        columns = dict(zip(COLUMNS, range(min(cells, len(COLUMNS))), strict=False))
-        return _Layout(columns, own, has_header=False)
+        columns = dict(zip(_UNNAMED, range(cells), strict=False))
+        return self._with_quotes(_Layout(columns, own, has_header=False))
+
+    def _with_quotes(self, layout: _Layout) -> _Layout:
+        """The layout with `quoted` set; reads the whole table if it has tabs."""
+        if layout.separator != "\t":
+            return replace(layout, quoted=True)
+        some_doubled, all_enclosed, rows = False, True, 0
+        column = layout.columns["text"]
+        with self.path.open(encoding="utf-8-sig", errors="replace") as lines:
+            for line in lines:
+                line = line.rstrip("\n")
+                if not line.strip():
+                    continue
+                rows += 1
+                cells = line.split("\t")
+                enclosed = _is_enclosed(cells[column]) if column < len(cells) else False
+                all_enclosed &= enclosed or (layout.has_header and rows == 1)
+                if '"' not in line:
+                    continue
+                quoted = _quoted_cells(line)
+                if quoted is None:
+                    return layout
+                some_doubled |= any('"' in cell for cell in quoted)
+        return replace(layout, quoted=some_doubled or all_enclosed)
 
     def _header_layout(self, names: list[str], separator: str) -> _Layout | None:
         """The layout if `names` is a header; None if it does not name path and text."""
@@ -153,13 +189,13 @@ class TableSource:
             split_from_folder="split" not in found and lowered[found["path"]] == "file_name",
         )
 
-    def _rows(self, separator: str) -> Iterator[tuple[int, list[str]]]:
+    def _rows(self, layout: _Layout) -> Iterator[tuple[int, list[str]]]:
         """Each row with the number of its first line."""
+        separator = layout.separator
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as lines:
             if separator == "\t":
-                # Quotation marks have no meaning in a tab-separated file.
                 for number, text in enumerate(lines, 1):
-                    yield number, text.rstrip("\r\n").split("\t")
+                    yield number, _cells(text.rstrip("\r\n"), separator, quoted=layout.quoted)
                 return
             reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
             line = 1
@@ -174,8 +210,27 @@ class TableSource:
                 ) from error
 
 
-def _first_row(line: str, separator: str) -> list[str]:
-    return next(csv.reader([line], delimiter=separator, skipinitialspace=True), [])
+def _cells(line: str, separator: str, *, quoted: bool) -> list[str]:
+    if not quoted:
+        return line.rstrip("\r\n").split(separator)
+    skip = separator != "\t"
+    return next(csv.reader([line], delimiter=separator, skipinitialspace=skip), [])
+
+
+def _is_enclosed(cell: str) -> bool:
+    return len(cell) > 1 and cell[0] == cell[-1] == '"'
+
+
+def _quoted_cells(line: str) -> list[str] | None:
+    """The contents of the enclosed cells of a line with tabs; None if the quotes do not match."""
+    try:
+        cells = next(csv.reader([line], delimiter="\t", strict=True))
+    except csv.Error:
+        return None
+    written = line.split("\t")
+    if len(cells) != len(written):  # a tab is enclosed
+        return [cell for cell in cells if "\t" in cell or '"' in cell]
+    return [cell for cell, raw in zip(cells, written, strict=True) if raw.startswith('"')]
 
 
 def _row_problem(row: list[str], columns: dict[str, int], cells: dict[str, str]) -> str:

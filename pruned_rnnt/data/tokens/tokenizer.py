@@ -1,21 +1,20 @@
 """Converts text to symbol ids and back with a SentencePiece model, for all kinds of symbols.
 
 Ids 0, 1 and 2 are `<blk>`, `<sos/eos>` and `<unk>` in every tokenizer, so the blank of the
-losses is 0 and the first real symbol is 3. Blank and sos/eos are control symbols; no text
-encodes to them.
+losses is 0 and the first real symbol is 3. Blank, sos/eos and the language tags, which come last,
+are control symbols; no text encodes to them, and no text that is decoded shows them.
 """
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import sentencepiece
+
+from pruned_rnnt.data.tokens.normal_form import JOINERS, normal_form
 
 BLANK_SYMBOL = "<blk>"
 SOS_EOS_SYMBOL = "<sos/eos>"
@@ -26,24 +25,18 @@ UNKNOWN_ID = 2
 
 # A call for many sequences starts a thread, which takes as long as so many single calls.
 _LEAST_TOGETHER = 64
-TOKENIZER_KINDS = ("unigram", "bpe", "char", "word")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
-    """How to train a tokenizer.
-
-    kind: "unigram" or "bpe" (pieces of words), "char" (single characters) or "word".
-    vocab_size: largest number of symbols, including the three special ones; a small text may have
-        fewer pieces. "char" and "word" use all characters or words of the text.
-    """
-
-    kind: Literal["unigram", "bpe", "char", "word"] = "unigram"
-    vocab_size: int = 500
+WORD_START = "\u2581"
+_LANGUAGE_TAG = re.compile(r"<\|([^<|>\s]+)\|>")
+# NFKC, SentencePiece's default, rewrites the first and the second; without it both stay.
+_PROBE = "\uff21\u0e33"
 
 
 class Tokenizer:
-    """A trained SentencePiece model with the special symbols of this package; can be pickled."""
+    """A trained SentencePiece model with the special symbols of this package; can be pickled.
+
+    It encodes texts in normal form. Models that normalise texts themselves (by SentencePiece's
+    NFKC rules, as those of earlier versions and of other toolkits) keep their own rules.
+    """
 
     def __init__(self, model: bytes) -> None:
         """`model`: a serialised SentencePiece model whose ids 0, 1, 2 are the special symbols."""
@@ -104,17 +97,70 @@ class Tokenizer:
         """The serialised SentencePiece model that `Tokenizer` takes."""
         return self._model
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of `text`; pieces that are not in the vocabulary become `<unk>` (id 2)."""
-        ids: list[int] = self._processor.encode(text, out_type=int)
-        return ids
+    @cached_property
+    def languages(self) -> dict[str, int]:
+        """The ids of the language tags, by language code; empty without tags."""
+        found = ((_LANGUAGE_TAG.fullmatch(s), i) for i, s in enumerate(self.symbols))
+        return {tag[1]: i for tag, i in found if tag is not None and self._processor.is_control(i)}
+
+    @cached_property
+    def has_bytes(self) -> bool:
+        """Whether characters without a symbol become the symbols of their bytes, not `<unk>`."""
+        return any(self._processor.is_byte(i) for i in range(len(self)))
+
+    @cached_property
+    def has_own_rules(self) -> bool:
+        """Whether the model normalises texts by rules of SentencePiece."""
+        return self._normalised_by_model(_PROBE) != _PROBE
+
+    def normalise(self, text: str) -> str:
+        """The text as the tokenizer spells it: what `decode` returns for the ids of `text`, if
+        every part has a symbol. References need it before they are compared with hypotheses."""
+        text = normal_form(text)
+        if not self.has_own_rules:
+            return text
+        return self._normalised_by_model(text)
+
+    def _normalised_by_model(self, text: str) -> str:
+        return _single_spaces(self._processor.normalize(text).replace(WORD_START, " "))
+
+    def encode(self, text: str, language: str = "") -> list[int]:
+        """Ids of `text`; pieces that are not in the vocabulary become `<unk>` (id 2).
+
+        language: the code whose tag comes first, if the tokenizer has one for it.
+        """
+        ids: list[int] = self._processor.encode(self.normalise(text), out_type=int)
+        return [self.languages[language], *ids] if language in self.languages else ids
+
+    def language_of(self, ids: Sequence[int]) -> str:
+        """The code of the first language tag in `ids`; "" without one."""
+        if not self.languages:
+            return ""
+        codes = {index: code for code, index in self.languages.items()}
+        return next((codes[index] for index in ids if index in codes), "")
+
+    @cached_property
+    def has_whole_words(self) -> bool:
+        """Whether each symbol is a word, so that a word without one is unknown as a whole."""
+        ordinary = self.symbols[UNKNOWN_ID + 1 :]
+        return all(
+            symbol.startswith(WORD_START) or self._processor.is_control(index)
+            for index, symbol in enumerate(ordinary, start=UNKNOWN_ID + 1)
+        )
+
+    def lacks(self, character: str) -> bool:
+        """Whether a character of a text becomes `<unk>`."""
+        if character in JOINERS:  # has no normal form outside a word
+            return not self.has_bytes and all(character not in name for name in self.symbols)
+        return UNKNOWN_ID in self.encode(character)
 
     def unknown_parts(self, text: str) -> list[str]:
         """The words or characters of `text` that become `<unk>`."""
+        text = self.normalise(text)
         parts = self._processor.encode(text, out_type=str)
         unknown = [p for p, i in zip(parts, self.encode(text), strict=True) if i == UNKNOWN_ID]
         # A part may be several unknown words.
-        return [word for part in unknown for word in part.split("\u2581") if word]
+        return [word for part in unknown for word in part.split(WORD_START) if word]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, without blank and sos/eos; `<unk>` becomes the word `<unk>`."""
@@ -131,50 +177,10 @@ class Tokenizer:
             texts = [self._processor.decode(list(ids)) for ids in all_ids]
         else:
             texts = self._processor.decode([list(ids) for ids in all_ids], num_threads=1)
-        return [" ".join(str(text).split()) for text in texts]
+        # Symbols that are neighbours for the first time may be one character in normal form.
+        spelling = _single_spaces if self.has_own_rules else normal_form
+        return [spelling(text) for text in texts]
 
 
-def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
-    """Trains on `texts` in memory; the same texts in the same order give the same model.
-
-    Raises ValueError if there is no text, the kind is unknown, or `vocab_size` is too small for the
-    characters of the text.
-    """
-    if config.kind not in TOKENIZER_KINDS:
-        raise ValueError(f"tokenizer kind must be one of {TOKENIZER_KINDS}, got {config.kind!r}")
-    lines = [text for text in texts if text.strip()]
-    if not lines:
-        raise ValueError("train_tokenizer needs at least one text that is not empty, got none")
-    try:
-        return _train(lines, config.kind, config.vocab_size)
-    except RuntimeError as error:
-        needed = re.search(r"smaller than required_chars\. \d+ vs (\d+)", str(error))
-        if needed is None:
-            raise
-        raise ValueError(
-            f"vocab_size must be at least {needed.group(1)} (the characters of the text and three "
-            f"special symbols), got {config.vocab_size}"
-        ) from error
-
-
-def _train(lines: list[str], kind: str, vocab_size: int) -> Tokenizer:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type=kind,
-        vocab_size=vocab_size,
-        hard_vocab_limit=False,
-        use_all_vocab=kind in ("char", "word"),
-        character_coverage=1.0,
-        control_symbols=[BLANK_SYMBOL, SOS_EOS_SYMBOL],
-        unk_id=UNKNOWN_ID,
-        unk_piece=UNKNOWN_SYMBOL,
-        unk_surface=f" {UNKNOWN_SYMBOL} ",
-        bos_id=-1,
-        eos_id=-1,
-        pad_id=-1,
-        num_threads=1,
-        minloglevel=2,
-    )
-    return Tokenizer(model.getvalue())
+def _single_spaces(text: str) -> str:
+    return " ".join(text.split())

@@ -9,6 +9,7 @@ import torch
 
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.tokens.normal_form import normal_form
 from pruned_rnnt.decode.fusion.arpa import arpa_ngrams
 from pruned_rnnt.decode.fusion.word_ngram import NgramList, WordNgram
 
@@ -45,7 +46,7 @@ def read_texts(path: Path) -> list[str]:
         raise FileNotFoundError(f"decode.fusion.word_texts: there is nothing at {path}")
     if not any(line.strip() for line in lines):
         raise ValueError(f"decode.fusion.word_texts: {path} has no text")
-    return [line for line in lines if line.strip()]
+    return [text for text in map(normal_form, lines) if text]
 
 
 def read_orders(path: Path) -> list[NgramList]:
@@ -62,7 +63,7 @@ def read_orders(path: Path) -> list[NgramList]:
             logs.append(array("d"))
             words.append([])
         logs[order - 1].extend((log_prob, back_off))
-        words[order - 1].extend(names)
+        words[order - 1].extend(map(normal_form, names))
     orders = []
     for order, (pairs, names) in enumerate(zip(logs, words, strict=True), 1):
         values = 10.0 ** torch.tensor(pairs, dtype=torch.float64).view(-1, 2)

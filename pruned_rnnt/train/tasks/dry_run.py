@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.filters import cut_symbols
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -144,11 +144,11 @@ class DryRun:
         self.task.data.config = data
         self.loader = self.task.train_loader()
         self.loader.set_epoch(0)
-        encode = self.task.data.tokenizer.encode
+        tokenizer = self.task.data.tokenizer
         views = self.config.loss.views
         for cuts in self.loader.sampler:
             frames = [_frames(cut) for cut in cuts]
-            symbols = [len(encode(cut_text(cut))) for cut in cuts]
+            symbols = [len(cut_symbols(cut, tokenizer)) for cut in cuts]
             durations = [float(cut.duration) for cut in cuts]
             yield SampledBatch(
                 cuts=cuts,
