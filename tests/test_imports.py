@@ -44,7 +44,7 @@ ALLOWED = {
     "model": {"ops", "loss"},
     "decode/search": {"loss", "model", "ops"},
     "decode/fusion": {"data", "decode/search", "model"},
-    "decode/scoring": set(),
+    "decode/scoring": {"data/tokens"},
     "decode/timing": {"decode/search", "model"},
     "decode": {
         "data",

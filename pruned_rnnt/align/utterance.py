@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.tokens.scripts import NO_SPACES
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import head_paths
@@ -19,9 +20,8 @@ from pruned_rnnt.decode.word_times import TimedToken, TimedWord, timed_tokens, t
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import SpeechModel
 
-# A word is a character of a script without spaces (kana, Han), or other text between spaces.
-_NO_SPACES = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-_WORDS = re.compile(rf"[{_NO_SPACES}]|[^\s{_NO_SPACES}]+")
+# A word is a character of a script without spaces, or other text between spaces.
+_WORDS = re.compile(rf"[{NO_SPACES}]|[^\s{NO_SPACES}]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,8 @@ class AlignedUtterance:
 
     @property
     def word_score(self) -> float:
-        """`score` per word; each Chinese or Japanese character counts as a word."""
+        """`score` per word; each character of a script without spaces
+        counts as a word."""
         return self.score / max(1, len(_WORDS.findall(self.text)))
 
 

@@ -19,6 +19,8 @@ from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.nbest import hypothesis_lines
 from pruned_rnnt.decode.result_settings import file_digests, label, result_settings
 from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
+from pruned_rnnt.decode.scoring.headline import SetErrors
+from pruned_rnnt.decode.set_summary import language_table, unknown_lines
 from pruned_rnnt.decode.timing.calibration import (
     Calibration,
     read_calibration,
@@ -76,6 +78,9 @@ class Decoding:
         words = [utterance.transcript for utterance in decoded.utterances]
         by_word = ErrorRate.of(words)
         by_character = ErrorRate.of([transcript.characters() for transcript in words])
+        errors = SetErrors.of(words)
+        metric = errors.metric(config.metric)
+        languages = language_table(decoded.utterances, loaded.tokenizer, config.metric)
         times = "" if calibration is None else calibration.digest
         inputs = replace(
             inputs,
@@ -93,6 +98,7 @@ class Decoding:
             words=by_word,
             characters=by_character,
             code=str(code_version()),
+            metric=metric,
             inputs=inputs,
             configuration={
                 "decode": to_dict(config),
@@ -100,15 +106,18 @@ class Decoding:
             },
         )
         lines = hypothesis_lines(decoded.utterances, loaded.tokenizer, calibration, identity.audio)
-        stem = save_result(folder, measured, words, lines)
-        metric = config.metric.upper()
-        chosen = by_word if config.metric == "wer" else by_character
+        stem = save_result(folder, measured, words, lines, languages)
+        chosen = by_word if metric == "wer" else by_character
         print(
-            f"{inputs.set_name} {inputs.label} {loaded.name}: WER {by_word.counts}, "
-            f"CER {by_character.counts}, "
-            f"95% interval of the {metric} {chosen.lower:.2%} .. {chosen.upper:.2%}, "
+            f"{inputs.set_name} {inputs.label} {loaded.name}: "
+            f"{errors.describe(config.metric)}, "
+            f"95% interval of the {metric.upper()} {chosen.lower:.2%} .. {chosen.upper:.2%}, "
             f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
         )
+        for line in unknown_lines(decoded.utterances, loaded.tokenizer):
+            print(line)
+        if languages:
+            print("\n".join(languages).expandtabs(14))
         confidences = word_confidences(decoded.utterances, loaded.tokenizer, calibration)
         entropy = normalised_cross_entropy(*confidences)
         print(f"confidences of words: normalised cross entropy {entropy:.3f}")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pruned_rnnt.decode.encode import Precision
 from pruned_rnnt.decode.fusion.build import FusionConfig
+from pruned_rnnt.decode.scoring.headline import MetricChoice
 from pruned_rnnt.decode.search.fast_beam import FastBeamConfig
 from pruned_rnnt.setting_checks import check_at_least
 
@@ -34,9 +35,9 @@ class DecodeConfig:
         audio and of several recordings. null: 600 to 3840 on a GPU, by its memory, and on a CPU
         each segment by itself.
     split: split of the prepared data, or several: `dev,test` or `[dev, test]`.
-    checkpoint: `last`, `best` (validation WER), `average` (the mean of the parameters of the newest
-        three checkpoints, or of all if there are fewer, as `pruned-rnnt average` makes it), or the
-        path of a checkpoint.
+    checkpoint: `last`, `best` (lowest error rate on the dev set), `average` (the mean of the
+        parameters of the newest three checkpoints, or of all if there are fewer, as `pruned-rnnt
+        average` makes it), or the path of a checkpoint.
     use_average: decode with the running average of the parameters; not for checkpoint=average.
     max_symbols_per_frame: for greedy search with models of loss.rnnt_type=regular, and for beam
         search with models of loss.durations. 0: what exported models in sherpa-onnx emit at most in
@@ -48,7 +49,9 @@ class DecodeConfig:
         the symbols that the pass before found.
     chunk, left: encoder frames (40 ms) in a chunk of a causal encoder, and of its left context; 0:
         as the model is configured.
-    metric: wer or cer: the result files count errors in words, or in characters without spaces.
+    metric: of error rates in result files, of validations, and of the best checkpoint: wer counts
+        words, cer characters without spaces. `auto`: cer if more than a tenth of the references are
+        in a script without spaces between words (Chinese, Japanese, Thai, ...).
     """
 
     method: Literal[
@@ -75,7 +78,7 @@ class DecodeConfig:
     refinements: int = 0
     chunk: int = 0
     left: int = 0
-    metric: Literal["wer", "cer"] = "wer"
+    metric: MetricChoice = "auto"
     fusion: FusionConfig = field(default_factory=FusionConfig)
     fast_beam: FastBeamConfig = field(default_factory=FastBeamConfig)
 

@@ -38,6 +38,8 @@ class Decoded:
     """The hypotheses of one utterance, best first.
 
     heads: the path of the CTC head through each; None for one without, empty if not computed.
+    language, found_language: code of the reference's language, and of the tag that the best
+        hypothesis has; "" for none.
     repeated: as in `Batch.repeats`: the utterance does not count.
     """
 
@@ -46,6 +48,8 @@ class Decoded:
     texts: tuple[str, ...]
     hypotheses: tuple[Hypothesis, ...]
     heads: tuple[HeadPath | None, ...] = ()
+    language: str = ""
+    found_language: str = ""
     repeated: bool = False
 
     @property
@@ -233,7 +237,11 @@ def to_texts(
             reference=reference,
             texts=tuple(tokenizer.decode(hypothesis.symbols) for hypothesis in found),
             hypotheses=tuple(found),
+            language=language,
+            found_language=tokenizer.language_of(found[0].symbols) if found else "",
             repeated=utterance in batch.repeats,
         )
-        for utterance, reference, found in zip(batch.ids, batch.texts, hypotheses, strict=True)
+        for utterance, reference, language, found in zip(
+            batch.ids, batch.texts, batch.languages, hypotheses, strict=True
+        )
     ]

@@ -6,8 +6,9 @@ One line per utterance:
         {"text": ..., "score": ..., "tokens": [{"token", "start", "end", "score"}, ...],
          "words": [{"word", "start", "end", "confidence"}, ...]}, ...]}
 
-`audio` identifies the audio (`Audio`). Times are seconds from the start of the utterance. Scores
-are natural log-probabilities, including fusion. The best hypothesis comes first.
+`language` of the reference and `found_language`, the tag of the best hypothesis, are there if they
+are known. `audio` identifies the audio (`Audio`). Times are seconds from the start of the
+utterance. Scores are natural log-probabilities, including fusion. The best hypothesis comes first.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def hypothesis_lines(
         yield {
             "id": utterance.id,
             "reference": utterance.reference,
+            **_languages(utterance),
             **({"audio": found._asdict()} if found is not None else {}),
             "hypotheses": [
                 {"text": text, **_details(hypothesis, head, names, tokenizer, calibration)}
@@ -50,6 +52,11 @@ def hypothesis_lines(
                 )
             ],
         }
+
+
+def _languages(utterance: Decoded) -> dict[str, str]:
+    values = {"language": utterance.language, "found_language": utterance.found_language}
+    return {name: code for name, code in values.items() if code}
 
 
 def _details(

@@ -20,7 +20,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.scoring.wer import count_errors
+from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.finetune.source import Source
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -30,14 +30,16 @@ from pruned_rnnt.train.run import load_model
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "finetune.json"
+_UNITS = {"wer": "words", "cer": "characters"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Errors and words of the references of a set."""
+    """Errors and words of the references of a set; characters instead of words if metric is cer."""
 
     errors: int
     words: int
+    metric: str = "wer"
 
     @property
     def rate(self) -> float:
@@ -116,16 +118,16 @@ class Evaluation:
         (folder / FILE_NAME).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
     def show(self) -> None:
-        """Print the word error rates as a table."""
+        """Print the error rates as a table."""
         console = Console()
-        table = Table(title=f"{self.config.folder}: word error rate")
-        for name in ("set", "words", "before", "after"):
+        table = Table(title=f"{self.config.folder}: error rate")
+        for name in ("set", "counted", "before", "after"):
             table.add_column(name, justify="left" if name == "set" else "right")
         for each in self.sets:
             known = each.after or each.before
             table.add_row(
                 f"{each.domain}: {each.path} {each.split}",
-                str(known.words) if known else "",
+                f"{known.words} {_UNITS[known.metric]}" if known else "",
                 *(f"{c.rate:.2%}" if c else "-" for c in (each.before, each.after)),
             )
         console.print(table)
@@ -158,9 +160,10 @@ class Evaluation:
         with torch.random.fork_rng(devices=[]):
             decoded = decode_set(model, data.test_loader(each.split), tokenizer, search)
         utterances = [u for u in decoded.utterances if not u.repeated]
-        counts = count_errors([utterance.transcript for utterance in utterances])
-        errors, words = ranks.sum([counts.errors, counts.reference_words])
-        return Counts(errors=int(errors), words=int(words))
+        own = SetErrors.of([utterance.transcript for utterance in utterances])
+        total = sum(ranks.gather(own), SetErrors())
+        counts, metric = total.headline(search.metric), total.metric(search.metric)
+        return Counts(errors=counts.errors, words=counts.reference_words, metric=metric)
 
 
 def _is_worse(each: TestSet) -> bool:
@@ -179,7 +182,7 @@ def _test_sets(config: ExperimentConfig, old: str) -> list[TestSet]:
         if split:
             sets.append(TestSet(domain=domain, path=path, split=split))
         else:
-            logger.info("%s has no test set: its word error rate is not measured", path)
+            logger.info("%s has no test set: its error rate is not measured", path)
     return sets
 
 

@@ -108,17 +108,18 @@ class ModelCard:
                 "`pruned-rnnt export` includes them."
             )
         lines = [
-            "| set | utterances | search | WER | 95% interval | CER |",
+            "| set | utterances | search | error rate | 95% interval | other rate |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
         for each in self.results:
+            (kind, rate), (other_kind, other) = _rates(each)
             cells = (
                 f"{each.data} {each.split}",
                 f"{each.utterances:,}",
                 each.setting,
-                _rate_and_counts(each.words),
-                f"{each.words.lower:.2%} to {each.words.upper:.2%}",
-                f"{each.characters.counts.rate:.2%}",
+                f"{kind} {_rate_and_counts(rate, kind)}",
+                f"{rate.lower:.2%} to {rate.upper:.2%}",
+                f"{other_kind} {other.counts.rate:.2%}",
             )
             lines.append(f"| {' | '.join(cells)} |")
         codes = sorted({each.code for each in self.results})
@@ -133,9 +134,15 @@ class ModelCard:
         return self.config.data or self.data or "Unknown."
 
 
-def _rate_and_counts(rate: ErrorRate) -> str:
-    counts = rate.counts
-    return f"{counts.rate:.2%} ({counts.errors:,} errors in {counts.reference_words:,} words)"
+def _rates(result: Measurement) -> list[tuple[str, ErrorRate]]:
+    """WER and CER, the one that describes the set first."""
+    rates = [("WER", result.words), ("CER", result.characters)]
+    return rates if result.metric == "wer" else rates[::-1]
+
+
+def _rate_and_counts(rate: ErrorRate, kind: str) -> str:
+    counts, unit = rate.counts, "words" if kind == "WER" else "characters"
+    return f"{counts.rate:.2%} ({counts.errors:,} errors in {counts.reference_words:,} {unit})"
 
 
 def _index_entry(result: Measurement) -> dict[str, Any]:
@@ -145,7 +152,7 @@ def _index_entry(result: Measurement) -> dict[str, Any]:
             "name": f"{result.split} {kind} ({result.setting})",
             "value": round(100 * rate.counts.rate, 2),
         }
-        for kind, rate in (("WER", result.words), ("CER", result.characters))
+        for kind, rate in _rates(result)
     ]
     return {
         "task": {"type": _TASK, "name": "Automatic Speech Recognition"},

@@ -41,6 +41,7 @@ _PLANS = (
         log=True,
     ),
     _Plan("Validation WER", (_Measure("valid", "wer", "WER", 1),), percent=True, from_zero=True),
+    _Plan("Validation CER", (_Measure("valid", "cer", "CER", 1),), percent=True, from_zero=True),
     _Plan("Validation perplexity", (_Measure("valid", "perplexity", "perplexity", 1),), log=True),
     _Plan(
         "Parts of the training loss",
@@ -132,6 +133,7 @@ def validation_table(run: ReportRun) -> tuple[list[str], list[list[str]]]:
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         ("loss", "total", "{:.4f}".format),
         ("WER", "wer", percent),
+        ("CER", "cer", percent),
         ("perplexity", "perplexity", "{:.3f}".format),
         ("retained mass", "retained_mass", percent),
         ("retained symbols", "retained_symbol_mass", percent),

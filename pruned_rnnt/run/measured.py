@@ -43,6 +43,7 @@ class Measurement:
     model: fingerprint of the parameters.
     checkpoint: name of the checkpoint.
     code: version of the code that decoded the set.
+    metric: wer or cer: which of `words` and `characters` describes the set.
     inputs: of the computation; None in files of version 0.1.
     configuration: sections `decode` and `data`, and the paths of files as they were named.
     """
@@ -56,6 +57,7 @@ class Measurement:
     words: ErrorRate
     characters: ErrorRate
     code: str
+    metric: str = "wer"
     inputs: ResultInputs | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
 

@@ -117,9 +117,10 @@ class ResultFile:
 
     @property
     def counts_characters(self) -> bool:
-        """True if it was decoded with decode.metric=cer."""
-        if self.inputs is not None:
-            return bool(self.inputs.settings.get("metric") == "cer")
+        """True if its error rate is a CER."""
+        summary = self.summary()
+        if summary is not None:
+            return summary.metric == "CER"
         return "-cer-" in f"-{self.setting}-"
 
     def summary(self) -> ErrorSummary | None:

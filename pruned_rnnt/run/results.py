@@ -26,6 +26,7 @@ def save_result(
     measured: Measurement,
     words: Sequence[Transcript],
     hypotheses: Iterable[Mapping[str, Any]],
+    languages: Sequence[str] = (),
 ) -> str:
     """Write all files of a result; returns the STEM of their names.
 
@@ -35,17 +36,21 @@ def save_result(
         measured: with its inputs.
         words: the transcripts in words.
         hypotheses: the lines of the n-best file.
+        languages: the lines of the table of languages, which is written if there are any.
     """
     folder, inputs = results_folder(run), measured.inputs
     assert inputs is not None
     folder.mkdir(parents=True, exist_ok=True)
     stem = free_stem(folder, inputs)
-    counts_words = inputs.settings["metric"] == "wer"
+    counts_words = measured.metric == "wer"
     transcripts = words if counts_words else [transcript.characters() for transcript in words]
-    metric = "WER" if counts_words else "CER"
-    write_icefall_files(folder, stem, inputs.label, transcripts, metric)
+    write_icefall_files(folder, stem, inputs.label, transcripts, measured.metric.upper())
     lines = (json.dumps(line, ensure_ascii=False) for line in hypotheses)
     write_lines(folder / f"nbest-{stem}.jsonl", lines)
+    table = folder / f"languages-{stem}.tsv"
+    table.unlink(missing_ok=True)
+    if languages:
+        write_lines(table, languages)
     text = json.dumps(measured.to_dict(), indent=2, ensure_ascii=False)
     write_lines(measurement_path(folder, stem), [text])
     _collect(folder)

@@ -26,6 +26,7 @@ _CURVES_NAME = "curves.png"
 # Measures of a validation as (heading, name, format); a run has those of its task.
 _MEASURES = (
     ("WER", "wer", ".2%"),
+    ("CER", "cer", ".2%"),
     ("retained mass", "retained_mass", ".2%"),
     ("band edge", "band_edge_mass", ".2%"),
     ("perplexity", "perplexity", ".3f"),
@@ -97,9 +98,10 @@ def draw_curves(
         score_axes.plot(*_series(valid, "perplexity"), "k.-")
         score_axes.set(title="validation perplexity of a symbol", yscale="log")
     else:
-        steps, rates = _series(valid, "wer")
+        metric = "cer" if any("cer" in line for line in valid) else "wer"
+        steps, rates = _series(valid, metric)
         score_axes.plot(steps, [100 * rate for rate in rates], "k.-")
-        score_axes.set(title="validation WER, %", ylim=(0, None))
+        score_axes.set(title=f"validation {metric.upper()}, %", ylim=(0, None))
     rate_axes.plot(*_series(train, "learning_rate"))
     rate_axes.set(title="learning rate", xlabel="step")
     norm_axes.plot(*_series(train, "gradient_norm"), linewidth=1)

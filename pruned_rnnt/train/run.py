@@ -75,7 +75,9 @@ def find_checkpoint(folder: Path, which: str) -> Path:
     if which == "best":
         best = checkpoints.best()
         if best is None:
-            raise CheckpointError(f"{checkpoints.folder} has no checkpoint with a validation WER")
+            raise CheckpointError(
+                f"{checkpoints.folder} has no checkpoint with an error rate of a validation"
+            )
         return best
     if which == "last":
         paths = checkpoints.paths()

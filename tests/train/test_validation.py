@@ -169,7 +169,7 @@ def test_utterances_too_short_for_their_symbols_are_reported_and_skipped(
     assert report.without_loss == batch.ids[1:3]
     assert report.losses == pytest.approx(expected.losses, rel=1e-5)
     words = [len(text.split()) for text in batch.texts]
-    assert report.errors.reference_words == sum(words) - words[2]
+    assert report.errors.words.reference_words == sum(words) - words[2]
 
     # A batch with no other utterance.
     task.data.valid_loader = lambda: [with_rows(short, [2])]  # type: ignore
@@ -191,7 +191,7 @@ def test_infinite_loss_is_excluded_from_the_mean(corpus: Path, tmp_path: Path) -
 def with_rows(batch: Batch, rows: list[int]) -> Batch:
     """An independent implementation of `Batch.select`."""
     tensors = ("features_NTF", "feature_lengths_N", "targets_NU", "target_lengths_N")
-    tuples = ("texts", "ids", "durations", "words")
+    tuples = ("texts", "ids", "durations", "words", "languages")
     return replace(
         batch,
         **{name: getattr(batch, name)[rows] for name in tensors},

@@ -99,8 +99,8 @@ def _without_rare_characters(
     """
     if pieces is not None and pieces < 2 and config.kind != "char":
         raise ValueError(
-            f"vocab_size must be at least {_SPECIAL + _BYTES + len(set(config.languages)) + 2} with "
-            f"byte_fallback, got {config.vocab_size}"
+            f"vocab_size must be at least {_SPECIAL + _BYTES + 2 + len(set(config.languages))} "
+            f"with byte_fallback, got {config.vocab_size}"
         )
     counts = Counter("".join(lines))
     del counts[" "]

@@ -9,7 +9,7 @@ A checkpoint is one dictionary of tensors and plain values:
     optimiser, scaler, sampler, random   states for an exact continuation; `random` one per rank
     buffers           of the model, one set per rank; none if one process trains
     counters          step, epoch, batches of the epoch, ...
-    score             validation WER if it was measured, else None
+    score             error rate of the validation if it was measured, else None
 """
 
 from __future__ import annotations

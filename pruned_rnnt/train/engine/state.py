@@ -108,9 +108,12 @@ class TrainingState:
     _random: dict[str, Any] | None = None
 
     def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
-        """Write a checkpoint: all processes call, the first one writes. `score`: validation WER.
+        """Write a checkpoint: all processes call, the first one writes.
 
         While steps are being skipped, no older checkpoint is removed.
+
+        Args:
+            score: error rate of the validation; None if it was not measured.
 
         Raises:
             TrainingStopped: training has diverged; nothing is written.

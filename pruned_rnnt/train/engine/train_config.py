@@ -42,10 +42,11 @@ class TrainConfig:
         (Weights & Biases; offline with WANDB_MODE=offline). A continued run continues there, too.
     picture_every: steps between pictures and decoded samples for the loggers, in addition to those
         of each validation; 0 for none in addition.
-    keep_last, keep_best: number of checkpoints kept, the newest and those of lowest validation WER.
+    keep_last, keep_best: number of checkpoints kept, the newest and those of lowest error rate on
+        the dev set (see decode.metric).
     early_stopping_patience: training stops after this many consecutive validations without a new
-        lowest WER (of language models: perplexity); 0 never stops early. decode.checkpoint=best is
-        then the model to use.
+        lowest error rate (of language models: perplexity); 0 never stops early.
+        decode.checkpoint=best is then the model to use.
     max_bad_steps: training stops after this many consecutive steps were skipped because of
         infinite or NaN values or lack of memory.
     threads: CPU threads of the training process; 0 leaves the choice to torch.

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search
+from pruned_rnnt.decode.scoring.headline import MetricChoice
 from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -47,14 +48,15 @@ class MwerConfig:
     transducer_scale: factor of the ordinary loss of the reference (section `loss`), which is added
         so that the model keeps modelling the reference.
     add_reference: count the reference among the hypotheses even if the search does not find it.
-    metric: wer or cer: count errors in words, or in characters without spaces.
+    metric: wer or cer: count errors in words, or in characters without spaces; `auto`: in
+        characters for references in a script without spaces between words.
     """
 
     enabled: bool = False
     nbest: int = 4
     transducer_scale: float = 0.1
     add_reference: bool = False
-    metric: Literal["wer", "cer"] = "wer"
+    metric: MetricChoice = "auto"
 
     def __post_init__(self) -> None:
         check_at_least("mwer", self, nbest=2, transducer_scale=0)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch, pad_targets
+from pruned_rnnt.data.tokens.scripts import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.scoring.headline import MetricChoice
 from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.model.model_config import LossConfig
@@ -91,17 +92,18 @@ def references_of(batch: Batch) -> list[Symbols]:
 
 
 def errors_of(
-    candidates: Candidates, batch: Batch, tokenizer: Tokenizer, metric: Literal["wer", "cer"]
+    candidates: Candidates, batch: Batch, tokenizer: Tokenizer, metric: MetricChoice
 ) -> Tensor:
     """(N, K) float32 on the CPU: errors in words, or in characters without spaces; 0 if absent."""
     errors_NK = torch.zeros(candidates.present_NK.shape)
     for n, (own, reference) in enumerate(zip(candidates.sequences, batch.texts, strict=True)):
+        in_characters = written_without_spaces(reference) if metric == "auto" else metric == "cer"
         for k, symbols in enumerate(own):
             words = Transcript(
                 id=batch.ids[n],
                 reference=tuple(reference.split()),
                 hypothesis=tuple(tokenizer.decode(symbols).split()),
             )
-            transcript = words if metric == "wer" else words.characters()
+            transcript = words.characters() if in_characters else words
             errors_NK[n, k] = count_errors([transcript]).errors
     return errors_NK

@@ -151,13 +151,14 @@ class SpeechTask:
     def validate(self, step: int, log: RunLog | None) -> float | None:
         report = self._validate(self.data.valid_loader(), step, self.ranks)
         (too_large,) = self.ranks.sum([len(report.too_large)])
-        errors = report.errors
+        metric = report.errors.metric(self.config.decode.metric)
+        errors = report.errors.headline(metric)
         if log is not None:
-            wer = {"wer": errors.rate} if errors.reference_words else {}
-            values = {**report.losses, **wer, **report.masses, "skipped_batches": too_large}
+            rate: dict[str, float] = {metric: errors.rate} if errors.reference_words else {}
+            values = {**report.losses, **rate, **report.masses, "skipped_batches": too_large}
             log.scalars("valid", step, values)
             loss = report.losses.get("total", math.nan)
-            about = f"step {step} validation: loss {loss:.4f} WER"
+            about = f"step {step} validation: loss {loss:.4f} {metric.upper()}"
             left_out = f", without {too_large:.0f} batches that did not fit" if too_large else ""
             log_info(logger, f"{about} {errors.rate:.2%}{left_out}", f"{about} {errors}{left_out}")
             self._show(report, step, log)

@@ -1,4 +1,4 @@
-"""Validation: losses, word error rate, and examples for pictures; leaves training unchanged."""
+"""Validation: losses, error rates, and examples for pictures; leaves training unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import Decoded, Search, build_search, search_batch, to_texts
-from pruned_rnnt.decode.scoring.wer import ErrorCounts, count_errors
+from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import BLANK, ModelLosses, SpeechModel
@@ -31,7 +31,7 @@ class ValidationReport:
 
     losses: by part, over the whole set, per encoder frame and (as `NAME_per_symbol`) per symbol.
     masses: of the band, means over utterances; empty with the full loss.
-    errors: of greedy search.
+    errors: of greedy search, in words and in characters.
 
     Of this process:
 
@@ -46,7 +46,7 @@ class ValidationReport:
 
     losses: dict[str, float]
     masses: dict[str, float]
-    errors: ErrorCounts
+    errors: SetErrors
     samples: tuple[Decoded, ...]
     example_batch: Batch | None
     example_losses: ModelLosses | None
@@ -63,7 +63,7 @@ class _Sums:
     utterances: int = 0
     frames: int = 0
     symbols: int = 0
-    errors: ErrorCounts = field(default_factory=ErrorCounts)
+    errors: SetErrors = field(default_factory=SetErrors)
 
     def add_losses(
         self, losses: ModelLosses, masses: Mapping[str, Tensor], batch: Batch, counts_N: Tensor
@@ -125,7 +125,7 @@ class _Validation:
             hypotheses = search_batch(self.model, searched, self.search)
             found = to_texts(searched, hypotheses, self.tokenizer)
         unique = [decoded for decoded in found if not decoded.repeated]
-        sums.errors = count_errors([utterance.transcript for utterance in unique])
+        sums.errors = SetErrors.of([utterance.transcript for utterance in unique])
         self.sums.add(sums)
         self.samples += unique[: _SAMPLES - len(self.samples)]
         self.without_loss += [name for name in batch.ids if name not in finite]
@@ -184,7 +184,7 @@ def validate(
     step: int,
     ranks: Ranks,
 ) -> ValidationReport:
-    """Losses and WER over a set, with the model in evaluation mode for the duration.
+    """Losses and error rates over a set, with the model in evaluation mode for the duration.
 
     Random generators keep their states, so the number of validations does not affect training.
     """
