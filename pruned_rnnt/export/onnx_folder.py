@@ -156,6 +156,8 @@ def export_onnx(
     graphs = exported_graphs(model.eval(), options)
     settings = _settings(model, graphs[0], options, source)
     settings["p99_duration"] = p99_duration
+    settings["languages"] = list(tokenizer.languages)
+    settings["byte_tokens"] = tokenizer.has_bytes
     settings["differences"] = list(differences(model, decode or DecodeConfig()))
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.onnx"):

@@ -72,6 +72,10 @@ before the first symbol is [-1, ..., -1, 0], where -1 embeds to zero. `pruned-rn
 same by default (`decode.max_symbols_per_frame=1`, `decode.skip_unknown=true`). One difference
 remains in modified beam search: sherpa-onnx adds the probability of `<unk>` to the blank, and
 `pruned-rnnt decode` drops it.
+
+The `text` of sherpa-onnx's results has no spaces before most punctuation marks and between Chinese
+characters, and has the language tags of models that write them (`<|tr|>`). `recognise.py` joins the
+tokens itself, and so gives the text of `pruned-rnnt decode`.
 """
 
 _TDT_DECODING = """

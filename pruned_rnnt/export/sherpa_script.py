@@ -2,9 +2,9 @@
 
     python recognise.py a.wav b.flac
 
-Prints one line of JSON per file: text, tokens, their times in seconds, and the seconds of
-computation. If a file cannot be read, prints an error and continues with the next file; the exit
-code is then 1.
+Prints one line of JSON per file: text, tokens, their times in seconds, the seconds of computation,
+and the language if the model writes one. If a file cannot be read, prints an error and continues
+with the next file; the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ import soundfile
 
 # Speech recordings have rates in this range; resampling from other rates would need much memory.
 LOWEST_RATE, HIGHEST_RATE = 1000, 768_000
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def main() -> int:
@@ -74,9 +76,11 @@ def main() -> int:
         # The model may emit words for digital silence.
         if samples.any():
             result = _recognise(recogniser, samples, rate, settings)
+        text, language = text_of_tokens(result.tokens if result else [], settings)
         line = {
             "file": path,
-            "text": result.text.strip() if result else "",
+            "text": text,
+            **({"language": language} if language else {}),
             "tokens": list(result.tokens) if result else [],
             "timestamps": [round(second, 3) for second in result.timestamps] if result else [],
             "audio_seconds": round(len(samples) / rate, 3),
@@ -84,6 +88,24 @@ def main() -> int:
         }
         print(json.dumps(line, ensure_ascii=False), flush=True)
     return code
+
+
+def text_of_tokens(tokens: list[str], settings: dict[str, Any]) -> tuple[str, str]:
+    """The text of tokens, and its language if the first tag names one.
+
+    sherpa-onnx's own text has the tags of languages in it, and for transducers no space before
+    punctuation.
+    """
+    languages = {f"<|{language}|>": language for language in settings.get("languages", ())}
+    has_bytes = settings.get("byte_tokens", False)
+    parts = []
+    for token in tokens:
+        byte = _BYTE.fullmatch(token) if has_bytes else None
+        parts.append(bytes.fromhex(byte[1]) if byte else token.encode())
+        if token in languages:
+            parts[-1] = b" "
+    text = b"".join(parts).decode(errors="ignore")
+    return " ".join(text.split()), next((languages[t] for t in tokens if t in languages), "")
 
 
 def _read(path: str) -> tuple[Any, int]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
-from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, WORD_START, Tokenizer
 from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch, new_greedy_search
 from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
@@ -184,9 +184,19 @@ def _samples(path: Path, settings: Mapping[str, Any]) -> FloatArray:
 
 
 def _text(tokenizer: Tokenizer, symbols: Sequence[int]) -> str:
-    """Join symbols as sherpa-onnx does: with control symbols, which `Tokenizer.decode` drops."""
-    names = tokenizer.symbols
-    return " ".join("".join(names[i] for i in symbols).replace("▁", " ").split())
+    """Join symbols as sherpa-onnx does: with control symbols, which `Tokenizer.decode` drops.
+
+    recognise.py removes language tags from its texts.
+    """
+    names, tags = tokenizer.symbols, set(tokenizer.languages.values())
+    first_byte = UNKNOWN_ID + 1
+    is_byte = range(first_byte, first_byte + 256) if tokenizer.has_bytes else ()
+    parts = [
+        bytes([i - first_byte]) if i in is_byte else b" " if i in tags else names[i].encode()
+        for i in symbols
+    ]
+    text = b"".join(parts).decode("utf-8", errors="ignore")
+    return " ".join(text.replace(WORD_START, " ").split())
 
 
 @torch.inference_mode()

@@ -22,12 +22,14 @@ class Transcription:
     words: with times and confidences; empty if they were not asked for.
     score: natural log-probability of the path, or the sum of those of all segments.
     seconds: length of the audio.
+    language: code of the first language tag that the model wrote; "" without one.
     """
 
     text: str
     words: tuple[TimedWord, ...]
     score: float
     seconds: float
+    language: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -93,6 +95,7 @@ def transcriptions(
             words=own,
             score=recording.path.score,
             seconds=round(recording.frames * FEATURE_SECONDS, 2),
+            language=tokenizer.language_of(own_symbols),
         )
-        for recording, text, own in zip(recordings, texts, words, strict=True)
+        for recording, text, own, own_symbols in zip(recordings, texts, words, symbols, strict=True)
     ]

@@ -20,7 +20,7 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
 
     text: `name<tab>text`, then with `times` a line `start end word` for each word.
     jsonl: one object with file, seconds, text, score (log-probability of the path), and words,
-        each with start, end and confidence.
+        each with start, end and confidence; of models with language tags also the language.
     srt: numbered subtitles.
     ctm: `name 1 start duration word confidence` for each word.
     """
@@ -38,6 +38,7 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
             "file": name,
             "seconds": result.seconds,
             "text": result.text,
+            **({"language": result.language} if result.language else {}),
             "score": round(result.score, 4),
             "words": words_of_file,
         }
