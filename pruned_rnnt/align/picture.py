@@ -29,6 +29,7 @@ from pruned_rnnt.diagnostics import (
     lattice_occupancy,
     utterance_figure,
 )
+from pruned_rnnt.diagnostics.labels import isolated
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 
@@ -167,7 +168,8 @@ def draw_utterance(
         logit_length=int(frames_N[0]),
         tokens=[names[symbol] for symbol in symbols],
         frame_seconds=FRAME_SECONDS,
-        title=f"{batch.ids[0]}\nreference:  {batch.texts[0]}\nrecognised: {text}",
+        title=f"{batch.ids[0]}\nreference:  {isolated(batch.texts[0])}\n"
+        f"recognised: {isolated(text)}",
     )
 
 

@@ -41,6 +41,7 @@ _COLOURS = ("#e4f4f300", "#cfe9e8c0", "#9fd3d0", "#4aa5a8", "#1b6f7d", "#123f55"
 # Posteriors span several decades; with this exponent, 1% is visible.
 _GAMMA = 0.45
 _MAX_TOKEN_LABELS = 48
+_MOST_OF_TITLE = 300
 
 
 def lattice_figure(
@@ -102,7 +103,9 @@ def lattice_figure(
     if frame_seconds is not None:
         add_seconds(axes, frame_seconds)
     if title is not None:
-        axes.set_title(printable(title), color=INK, fontsize=10.5, loc="left", pad=8)
+        axes.set_title(
+            printable(title, _MOST_OF_TITLE), color=INK, fontsize=10.5, loc="left", pad=8
+        )
     add_colour_bar(figure, image, axes)
     use_fonts_of_labels(figure)
     return figure

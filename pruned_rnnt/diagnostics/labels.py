@@ -1,12 +1,17 @@
 """Texts in pictures, in any script for which a font is installed; else code points.
 
-matplotlib draws a box for a character that its font lacks, even if another font has it.
+matplotlib draws a box for a character that its font lacks, even if another font has it. In an SVG
+file, whose texts a browser draws, every character stays as it is.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,15 +25,58 @@ _PREFERRED = ("Noto Sans", "Source Han Sans", "WenQuanYi", "Droid Sans", "IPA", 
 _NO_TEXT = ("Last Resort", "STIX", "cm")
 
 
-def printable(text: str) -> str:
+_MOST_CHARACTERS = 60
+_DOTTED_CIRCLE = "\u25cc"
+_by_browser: ContextVar[bool] = ContextVar("_by_browser", default=False)
+
+
+@contextmanager
+def drawn_by_browser() -> Iterator[None]:
+    """For figures that are saved as SVG with texts: `printable` writes no code points."""
+    token = _by_browser.set(True)
+    try:
+        yield
+    finally:
+        _by_browser.reset(token)
+
+
+def printable(text: str, most: int = _MOST_CHARACTERS) -> str:
     """Prepare a text for a picture.
 
-    Word-start marks of tokens become underscores, and `$` does not start a formula. Characters that
-    no installed font has become code points; a warning names the first one.
+    Texts of more than `most` characters are cut. Word-start marks of tokens become underscores, a
+    mark that begins a text gets a dotted circle to stand on, control characters are left out, and
+    `$` does not start a formula. Characters that no installed font has become code points; a
+    warning names the first one.
     """
+    if len(text) > most:
+        text = text[: most - 1] + "\u2026"
+    text = text.replace("\u2581", "_")
+    text = "".join(c for c in text if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs"))
+    place = len(text) - len(text.lstrip("_"))
+    if is_mark(text[place : place + 1]):
+        text = text[:place] + _DOTTED_CIRCLE + text[place:]
+    if not _by_browser.get():
+        text = _with_code_points(text)
+    return text.replace("$", r"\$")
+
+
+def isolated(text: str) -> str:
+    """`text` so that its order does not depend on the text around it, if it has letters of a script
+    that runs from right to left."""
+    if any(unicodedata.bidirectional(character) in ("R", "AL") for character in text):
+        return f"\u2068{text}\u2069"
+    return text
+
+
+def is_mark(character: str) -> bool:
+    """True for combining marks, False for ""."""
+    return bool(character) and unicodedata.category(character)[0] == "M"
+
+
+def _with_code_points(text: str) -> str:
     shown = ""
     is_code = False
-    for character in text.replace("\u2581", "_"):
+    for character in text:
         was_code, is_code = is_code, _family_with(character) is None
         if is_code:
             _warn_once(character)
@@ -37,7 +85,7 @@ def printable(text: str) -> str:
         if (is_code or was_code) and shown[-1:].strip(" _\n") and not character.isspace():
             shown += " "
         shown += character
-    return shown.replace("$", r"\$")
+    return shown
 
 
 def use_fonts_of_labels(figure: Figure) -> None:

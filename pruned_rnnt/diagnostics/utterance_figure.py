@@ -14,7 +14,7 @@ from torch import Tensor
 from pruned_rnnt.diagnostics.alignment import Alignment
 from pruned_rnnt.diagnostics.axes import FAINT_INK, INK, PAPER, add_colour_bar, plain_axes
 from pruned_rnnt.diagnostics.figure import PATH, draw_lattice, lattice_size, lattice_visits
-from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
+from pruned_rnnt.diagnostics.labels import is_mark, printable, use_fonts_of_labels
 from pruned_rnnt.optional_packages import require
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _LABEL_INCHES = 0.11
 # Characters of the title per inch.
 _CHARACTERS = 12
+# More are not searched for places to wrap.
+_MOST_OF_TITLE = 1000
 _TRACK_TINTS = ("#d0ebff", "#ffe3ec", "#e6fcf5")
 
 
@@ -93,7 +95,12 @@ def utterance_figure(
     lines = [
         part
         for line in title.splitlines()
-        for part in wrap(printable(line), int(width * _CHARACTERS), max_lines=3, placeholder=" ...")
+        for part in wrap(
+            printable(line, _MOST_OF_TITLE),
+            int(width * _CHARACTERS),
+            max_lines=3,
+            placeholder=" ...",
+        )
     ]
     figure.suptitle("\n".join(lines), color=INK, fontsize=10, x=0.01, ha="left")
     use_fonts_of_labels(figure)
@@ -129,7 +136,8 @@ def _draw_emissions(axes: Axes, emissions: Sequence[tuple[str, int]], label_fram
             xycoords=("data", "axes fraction"),
             xytext=(0, 2),
             textcoords="offset points",
-            rotation=90,
+            # One letter is easier to read upright.
+            rotation=90 if sum(not is_mark(c) for c in token) > 2 else 0,
             ha="center",
             va="bottom",
             fontsize=7,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 from typing import Any, NamedTuple
+from urllib.parse import quote
+from warnings import catch_warnings, filterwarnings
 
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
@@ -14,6 +16,10 @@ from pruned_rnnt.data.input.shar_members import with_shar_audio
 
 # Of libsndfile's scale from 0 (best) to 1: about 45 kbit/s for speech at 16 kHz.
 _COMPRESSION = 0.5
+# Of the spectrogram and the lattice in a picture.
+_DOTS_PER_INCH = 80
+# Characters that may stand in a data URL as they are.
+_UNQUOTED = "/+=:;,.-_ ()'"
 
 
 class Clip(NamedTuple):
@@ -59,14 +65,17 @@ def audio_clip(cut: Any | None) -> Clip:
 
 
 def picture_clip(figure: Any) -> Clip:
-    """A matplotlib figure as WebP, or as PNG if Pillow cannot write WebP."""
-    from PIL import features
+    """A matplotlib figure as SVG, whose texts the browser draws: it has fonts for all scripts,
+    joins letters, places marks and orders texts that run from right to left."""
+    from matplotlib import rc_context
 
-    kind = "webp" if features.check("webp") else "png"
     file = io.BytesIO()
-    options = {"quality": 80, "method": 6} if kind == "webp" else {}
-    figure.savefig(file, format=kind, dpi=110, pil_kwargs=options)
-    return Clip(data_url(f"image/{kind}", file.getvalue()))
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}), catch_warnings():
+        # The browser has other fonts than matplotlib, which only estimates the sizes of texts.
+        filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(file, format="svg", dpi=_DOTS_PER_INCH, metadata={"Date": None})
+    # The images inside are in base64 already; the rest is short.
+    return Clip(f"data:image/svg+xml,{quote(file.getvalue(), safe=_UNQUOTED)}")
 
 
 def data_url(kind: str, data: bytes) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.filters import cut_language
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
 
@@ -31,6 +32,11 @@ class CutDetails:
         cut = self.cuts.get(name)
         speakers = [s.speaker for s in cut.supervisions if s.speaker] if cut is not None else []
         return " ".join(dict.fromkeys(speakers))
+
+    def language(self, name: str) -> str:
+        """The language code of an utterance; empty if unknown."""
+        cut = self.cuts.get(name)
+        return "" if cut is None else cut_language(cut)
 
 
 def read_cut_details(config: DataConfig, split: str, names: Collection[str]) -> CutDetails:

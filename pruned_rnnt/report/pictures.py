@@ -21,7 +21,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.diagnostics.figure import PATH
-from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
+from pruned_rnnt.diagnostics.labels import drawn_by_browser, printable, use_fonts_of_labels
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.report.clips import Clip, picture_clip
@@ -66,7 +66,8 @@ class UtterancePictures:
         if cut is None:
             return Clip("", "no picture: the utterance is not in the data")
         try:
-            return picture_clip(self._draw(utterance, cut))
+            with drawn_by_browser():
+                return picture_clip(self._draw(utterance, cut))
         except Exception as error:  # readers of audio and features raise errors of every kind
             return Clip("", f"no picture: {last_line(error)}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -27,22 +27,27 @@ _MOST_GROUPS = 8
 _SHORT_SHARE = 0.98
 # Fewer than for printed intervals: those of groups are only drawn.
 _GROUP_REPLICATIONS = 1000
+# Of the table of an alignment in characters, which takes some seconds.
+_MOST_CELLS = 10**8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredUtterance:
     """An utterance with its aligned words (or characters) and errors.
 
-    seconds: duration; None if unknown. speaker: empty if unknown.
+    sentence: the texts in words; the transcript itself if that is in words, None if unknown.
+    seconds: duration; None if unknown. speaker, language: empty if unknown.
     words, tokens: of the hypothesis, empty if unknown.
     audio: None if unknown.
     """
 
     transcript: Transcript
+    sentence: Transcript | None
     pairs: tuple[WordPair, ...]
     errors: ErrorCounts
     seconds: float | None
     speaker: str
+    language: str
     words: tuple[TimedWord, ...]
     tokens: tuple[Token, ...]
     audio: Audio | None = None
@@ -67,7 +72,7 @@ class GroupRate:
 class ScoredSet:
     """A result file with its errors.
 
-    unit: what its error rate counts. With `word`, characters are counted, too.
+    unit: what its error rate counts.
     problems: sentences about what is missing.
     """
 
@@ -90,10 +95,16 @@ class ScoredSet:
         return sum((utterance.errors for utterance in self.utterances), ErrorCounts())
 
     @cached_property
-    def character_errors(self) -> ErrorCounts:
-        if self.unit == "character":
-            return self.errors
-        return count_errors([transcript.characters() for transcript in self.transcripts])
+    def other_errors(self) -> ErrorCounts | None:
+        """Those that the other metric counts; None if the words are unknown."""
+        if self.unit == "word":
+            return count_errors([transcript.characters() for transcript in self.transcripts])
+        sentences = [each.sentence for each in self.utterances if each.sentence is not None]
+        return count_errors(sentences) if len(sentences) == len(self.utterances) else None
+
+    @property
+    def other_metric(self) -> str:
+        return "CER" if self.unit == "word" else "WER"
 
     @cached_property
     def interval(self) -> tuple[float, float]:
@@ -161,31 +172,48 @@ class ScoredSet:
 
     def by_speaker(self) -> list[GroupRate]:
         """Error rates of speakers, by name; empty if no utterance has one."""
+        return self._by(lambda utterance: utterance.speaker)
+
+    def by_language(self) -> list[GroupRate]:
+        """Error rates of languages, by code; empty if no utterance has one."""
+        return self._by(lambda utterance: utterance.language)
+
+    def _by(self, name_of: Callable[[ScoredUtterance], str]) -> list[GroupRate]:
         groups: dict[str, list[ScoredUtterance]] = {}
         for utterance in self.utterances:
-            if utterance.speaker:
-                groups.setdefault(utterance.speaker, []).append(utterance)
+            if name := name_of(utterance):
+                groups.setdefault(name, []).append(utterance)
         return [_group_rate(name, members) for name, members in sorted(groups.items())]
 
 
 def score_result(result: ResultFile, details: CutDetails, decoded: Sequence[Decoded]) -> ScoredSet:
     """Align and count; utterances keep their order, on which the interval by bootstrap depends."""
     utterances = []
+    too_long = [each.transcript.id for each in decoded if _is_too_long(each)]
     for each in decoded:
         transcript = each.transcript
+        if transcript.id in too_long:
+            continue
         utterances.append(
             ScoredUtterance(
                 transcript=transcript,
+                sentence=each.sentence,
                 pairs=tuple(align_words(transcript.reference, transcript.hypothesis)),
                 errors=count_errors([transcript]),
                 seconds=details.seconds(transcript.id),
                 speaker=details.speaker(transcript.id),
+                language=each.language or details.language(transcript.id),
                 words=each.words,
                 tokens=each.tokens,
                 audio=each.audio,
             )
         )
     problems = [details.problem] if details.problem else []
+    if too_long:
+        problems.append(
+            f"{len(too_long):,} utterances with texts of thousands of characters are left out, "
+            f"because it would take too long to align them (the first: {too_long[0][:100]})."
+        )
     empty = sum(not utterance.transcript.reference for utterance in utterances)
     if empty and empty == len(utterances):
         problems.append(
@@ -203,6 +231,12 @@ def score_result(result: ResultFile, details: CutDetails, decoded: Sequence[Deco
         details=details,
         problems=tuple(problems),
     )
+
+
+def _is_too_long(decoded: Decoded) -> bool:
+    texts = decoded.transcript.reference, decoded.transcript.hypothesis
+    reference, hypothesis = (sum(map(len, words)) for words in texts)
+    return reference * hypothesis > _MOST_CELLS
 
 
 def _between(limits: Sequence[float], place: int) -> str:

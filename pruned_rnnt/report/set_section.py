@@ -34,6 +34,7 @@ class SetSection:
     durations: Chart | None
     duration_rows: Sequence[GroupRate]
     speakers: Table | None
+    languages: Table | None
     words: Table
     confusions: Table
     all_utterances: Table
@@ -44,7 +45,14 @@ class SetSection:
 
     @property
     def tables(self) -> list[Table]:
-        found = [self.speakers, self.words, self.confusions, self.all_utterances, self.changes]
+        found = [
+            self.speakers,
+            self.languages,
+            self.words,
+            self.confusions,
+            self.all_utterances,
+            self.changes,
+        ]
         return [table for table in found if table is not None]
 
 
@@ -63,7 +71,7 @@ def set_section(
         key: different for each set.
         names: of the run, and of the other one if there is a comparison.
     """
-    speakers = scored.by_speaker()
+    speakers, languages = scored.by_speaker(), scored.by_language()
     return SetSection(
         key=key,
         scored=scored,
@@ -72,6 +80,9 @@ def set_section(
         duration_rows=scored.by_duration(scored.duration_limits()),
         speakers=group_table(speakers, f"{key}-speakers", "Speaker", scored.metric)
         if len(speakers) > 1
+        else None,
+        languages=group_table(languages, f"{key}-languages", "Language", scored.metric)
+        if len(languages) > 1
         else None,
         words=word_table(scored.statistics, f"{key}-words", scored.unit),
         confusions=confusion_table(scored.statistics, f"{key}-confusions"),

@@ -15,9 +15,14 @@ from typing import Any, Literal
 from pruned_rnnt.decode.scoring.error_statistics import ErrorStatistics, WordPair
 from pruned_rnnt.report.comparison import Comparison
 from pruned_rnnt.report.scored_set import GroupRate, ScoredSet, ScoredUtterance
+from pruned_rnnt.report.shown_pairs import shown_pairs
 
 # How the script shows the values of a column.
 ColumnKind = Literal["text", "count", "change", "rate", "seconds", "share", "aligned"]
+
+
+# Between the units of an aligned text; no text has it.
+_BETWEEN = "\x1f"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +40,18 @@ class Table:
     """A table of the page.
 
     sort: index of the column by which it is sorted first, in descending order if not negative.
-    separator: between the words of aligned texts; empty for characters.
     """
 
     name: str
     caption: str
     columns: Sequence[Column]
     sort: int
-    separator: str = " "
 
     def as_json(self) -> dict[str, Any]:
         """The form that the script reads."""
         return {
             "caption": self.caption,
             "sort": self.sort,
-            "separator": self.separator,
             "columns": [
                 {"label": c.label, "kind": c.kind, "hint": c.hint, "values": list(c.values)}
                 for c in self.columns
@@ -73,15 +75,13 @@ def utterance_table(scored: ScoredSet, name: str) -> Table:
         columns.append(Column(label="Seconds", kind="seconds", values=seconds))
     if any(row.speaker for row in rows):
         columns.append(Column(label="Speaker", kind="text", values=[row.speaker for row in rows]))
-    separator = _separator(scored)
-    texts = [aligned(row, separator) for row in rows]
+    texts = [aligned(row) for row in rows]
     columns.append(Column(label="Reference and errors", kind="aligned", values=texts))
     return Table(
         name=name,
         caption=f"All {len(rows):,} utterances of {scored.result.set_name}",
         columns=columns,
         sort=1,
-        separator=separator,
     )
 
 
@@ -102,7 +102,11 @@ def group_table(groups: Sequence[GroupRate], name: str, kind: str, metric: str) 
             ),
             Column(label="to", kind="share", values=[high for _, high in bounds]),
             Column(label="Utterances", kind="count", values=[g.utterances for g in groups]),
-            Column(label="Words", kind="count", values=[g.errors.reference_words for g in groups]),
+            Column(
+                label="Words" if metric == "WER" else "Characters",
+                kind="count",
+                values=[g.errors.reference_words for g in groups],
+            ),
             Column(label="Ins", kind="count", values=[g.errors.insertions for g in groups]),
             Column(label="Del", kind="count", values=[g.errors.deletions for g in groups]),
             Column(label="Sub", kind="count", values=[g.errors.substitutions for g in groups]),
@@ -188,7 +192,6 @@ def change_table(comparison: Comparison, name: str, names: tuple[str, str]) -> T
         for first, second in comparison.pairs
         if first.errors.errors != second.errors.errors
     ]
-    separator = _separator(comparison.first)
     changes = [second.errors.errors - first.errors.errors for first, second in rows]
     return Table(
         name=name,
@@ -204,27 +207,29 @@ def change_table(comparison: Comparison, name: str, names: tuple[str, str]) -> T
             Column(
                 label=names[0],
                 kind="aligned",
-                values=[aligned(first, separator) for first, _ in rows],
+                values=[aligned(first) for first, _ in rows],
             ),
             Column(
                 label=names[1],
                 kind="aligned",
-                values=[aligned(second, separator) for _, second in rows],
+                values=[aligned(second) for _, second in rows],
             ),
         ],
         sort=1,
-        separator=separator,
     )
 
 
-def aligned(utterance: ScoredUtterance, separator: str) -> list[str]:
-    """Reference, hypothesis and alignment; the reference alone if the hypothesis is correct."""
-    transcript = utterance.transcript
-    reference = _joined(transcript.reference, separator)
+def aligned(utterance: ScoredUtterance) -> list[str]:
+    """The text of the reference alone if the hypothesis is correct; else its units and those of
+    the hypothesis, the kinds of the pairs, and what stands between units."""
+    pairs, separator = shown_pairs(utterance)
     if not utterance.errors.errors:
-        return [reference]
-    letters = "".join(map(pair_letter, utterance.pairs))
-    return [reference, _joined(transcript.hypothesis, separator), letters]
+        return [separator.join(reference or "" for reference, _ in pairs)]
+    sides = (
+        _BETWEEN.join(word for word in side if word is not None)
+        for side in ((pair[0] for pair in pairs), (pair[1] for pair in pairs))
+    )
+    return [*sides, "".join(map(pair_letter, pairs)), separator]
 
 
 def pair_letter(pair: WordPair) -> str:
@@ -238,14 +243,3 @@ def pair_letter(pair: WordPair) -> str:
 def rate(value: float) -> float | None:
     """Rounded for the page; None, which JSON can hold, for infinite and NaN."""
     return round(value, 5) if abs(value) < float("inf") else None
-
-
-def _separator(scored: ScoredSet) -> str:
-    return " " if scored.unit == "word" else ""
-
-
-def _joined(words: Sequence[str], separator: str) -> str:
-    # Words of result files of other programs may have spaces, by which the script divides texts.
-    return separator.join(
-        word.replace(" ", "\N{NO-BREAK SPACE}") if separator else word for word in words
-    )

@@ -9,12 +9,13 @@ from pruned_rnnt.report.clips import ByteBudget, Clip, audio_clip
 from pruned_rnnt.report.comparison import Comparison
 from pruned_rnnt.report.pictures import UtterancePictures
 from pruned_rnnt.report.scored_set import ScoredSet, ScoredUtterance
+from pruned_rnnt.report.shown_pairs import shown_pairs
 from pruned_rnnt.report.tables import pair_letter
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShownPair:
-    """A pair of an alignment: `kind` as `pair_letter`; empty texts for gaps.
+class TimedPair:
+    """A pair of an alignment with its time: `kind` as `pair_letter`; empty texts for gaps.
 
     start, end: of the hypothesis word in seconds; None if unknown.
     """
@@ -28,12 +29,17 @@ class ShownPair:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstUtterance:
-    """An utterance as the page shows it. second: the alignment of the other result, if any."""
+    """An utterance as the page shows it.
+
+    unit: word or character: what the pairs are.
+    second: the alignment of the other result, if any.
+    """
 
     utterance: ScoredUtterance
-    pairs: Sequence[ShownPair]
+    unit: str
+    pairs: Sequence[TimedPair]
     second: ScoredUtterance | None
-    second_pairs: Sequence[ShownPair]
+    second_pairs: Sequence[TimedPair]
     audio: Clip
     picture: Clip
 
@@ -54,26 +60,29 @@ def worst_utterances(
         second = others.get(utterance.id)
         yield WorstUtterance(
             utterance=utterance,
-            pairs=shown_pairs(utterance),
+            unit=shown_pairs(utterance).unit,
+            pairs=timed_pairs(utterance),
             second=second,
-            second_pairs=shown_pairs(second) if second else (),
+            second_pairs=timed_pairs(second) if second else (),
             audio=budget.take(audio_clip(cut)) if with_audio else Clip(""),
             picture=budget.take(pictures.clip(utterance, cut)) if pictures else Clip(""),
         )
 
 
-def shown_pairs(utterance: ScoredUtterance) -> list[ShownPair]:
+def timed_pairs(utterance: ScoredUtterance) -> list[TimedPair]:
     """The alignment of an utterance with the times of the recognised words."""
+    found = shown_pairs(utterance)
     # Times are of words: they do not fit characters, or texts without spaces.
-    recognised = [word for _, word in utterance.pairs if word is not None]
-    timed = [word.word for word in utterance.words] == recognised
+    sentence = utterance.sentence
+    spoken = tuple(word.word for word in utterance.words)
+    timed = found.unit == "word" and sentence is not None and spoken == sentence.hypothesis
     times = iter(utterance.words)
     shown = []
-    for pair in utterance.pairs:
+    for pair in found.pairs:
         reference, hypothesis = pair
         time = next(times) if timed and hypothesis is not None else None
         shown.append(
-            ShownPair(
+            TimedPair(
                 kind=pair_letter(pair),
                 reference=reference or "",
                 hypothesis=hypothesis or "",

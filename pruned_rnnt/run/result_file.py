@@ -59,11 +59,14 @@ class Decoded:
     """One utterance of a result file.
 
     transcript: in words, or in characters if the result counts characters.
+    sentence: in words; None if these are unknown. language: code of the reference's; may be empty.
     words, tokens: of the hypothesis; empty if only the recogs file exists.
     audio: identity of the audio; None if it is unknown.
     """
 
     transcript: Transcript
+    sentence: Transcript | None
+    language: str = ""
     words: tuple[TimedWord, ...] = ()
     tokens: tuple[Token, ...] = ()
     audio: Audio | None = None
@@ -148,7 +151,10 @@ class ResultFile:
                 utterances = [_in_characters(utterance) for utterance in utterances]
             if utterances or not self.recogs_path.is_file():
                 return utterances, damaged
-        return _read_recogs(self.recogs_path)
+        utterances, damaged = _read_recogs(self.recogs_path)
+        if self.counts_characters:
+            utterances = [replace(utterance, sentence=None) for utterance in utterances]
+        return utterances, damaged
 
 
 def find_results(run: Path, pattern: str = "*") -> list[ResultFile]:
@@ -207,6 +213,8 @@ def _decoded(line: Any) -> Decoded:
     )
     return Decoded(
         transcript=transcript,
+        sentence=transcript,
+        language=str(line.get("language", "")),
         words=tuple(
             TimedWord(w["word"], w["start"], w["end"], w["confidence"]) for w in best["words"]
         ),
@@ -235,4 +243,4 @@ def _read_recogs(path: Path) -> tuple[list[Decoded], int]:
         Transcript(id=name, reference=sides["ref"], hypothesis=sides["hyp"])
         for name, sides in whole.items()
     ]
-    return [Decoded(transcript=transcript) for transcript in transcripts], damaged
+    return [Decoded(transcript=each, sentence=each) for each in transcripts], damaged

@@ -85,11 +85,13 @@ def write_decoded(
     *,
     metric: str = "wer",
     audio: tuple[int, float] | None = None,
+    languages: Sequence[str] = (),
     **changes: Any,
 ) -> str:
     """The result files of a decoded set; returns their STEM.
 
-    audio: of every utterance. changes: of the inputs; `settings` adds to method and metric.
+    audio: of every utterance. languages: of each.
+    changes: of the inputs; `settings` adds to method and metric.
     """
     settings = {"method": label, "metric": metric, **changes.pop("settings", {})}
     values = {
@@ -112,9 +114,12 @@ def write_decoded(
         words=ErrorRate.of(transcripts),
         characters=ErrorRate.of([each.characters() for each in transcripts]),
         code="0.2",
+        metric=metric,
         inputs=inputs,
     )
     lines = [hypothesis_line(each, audio) for each in transcripts]
+    for line, language in zip(lines, languages, strict=False):
+        line["language"] = language
     return save_result(run, measured, transcripts, lines)
 
 

@@ -24,6 +24,10 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.2f}%"
 
 
+# Between the units of a text in the page's data.
+BETWEEN = "\x1f"
+
+
 def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
     transcripts = runs.random_transcripts(200, 0.2, seed=1)
     runs.write_decoded(run, transcripts)
@@ -37,7 +41,7 @@ def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
     assert cells[1] == f"{percent(total.rate)} WER"
     assert cells[2].replace(" ", "") == f"{percent(lower)}\u2013{percent(upper)}"
     assert [int(cell.replace(",", "")) for cell in cells[3:7]] == list(counts)
-    assert cells[7] == percent(characters.rate)
+    assert cells[7] == f"{percent(characters.rate)} CER"
     rows = runs.table(page, "set-0-utterances")
     assert rows["Utterance"] == [each.id for each in transcripts]
     for number, each in enumerate(transcripts):
@@ -71,11 +75,12 @@ def test_alignments_give_back_the_texts(run: Path) -> None:
     for each, shown in zip(
         transcripts, runs.table(page, "set-0-utterances")["Reference and errors"], strict=True
     ):
-        assert shown[0] == " ".join(each.reference)
         if each.reference == each.hypothesis:
-            assert len(shown) == 1
+            assert shown == [" ".join(each.reference)]
             continue
-        assert shown[1] == " ".join(each.hypothesis)
+        assert shown[0].split(BETWEEN) == list(each.reference)
+        assert shown[1] == BETWEEN.join(each.hypothesis)
+        assert shown[3] == " "
         letters = shown[2]
         assert sum(letter != "i" for letter in letters) == len(each.reference)
         assert sum(letter != "d" for letter in letters) == len(each.hypothesis)

@@ -25,6 +25,8 @@ from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry, UtteranceLimits, 
 from pruned_rnnt.data.prepare.stored_features import store_features
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig, normalise_text
 
+# Nobody says more in the longest utterance; scoring would take minutes.
+_MOST_CHARACTERS = 10_000
 Storage = Literal["stored", "waveform"]
 
 
@@ -138,6 +140,10 @@ def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
                 warnings.simplefilter("ignore")
                 if config.needs_text and not (text or entry.problem):
                     raise UnusableUtterance("empty text")
+                if len(text) > _MOST_CHARACTERS:
+                    raise UnusableUtterance(
+                        f"text longer than {_MOST_CHARACTERS:,} characters", f"{len(text):,}"
+                    )
                 cut = cut_of_entry(entry, text, config.limits, rules.language)
                 cut = fastcopy(cut, features=None, id=entry.id)
                 samples_S = read_samples(cut)

@@ -47,7 +47,7 @@ class TrainingLength:
             f"Settings for {hours:,.3g} hours on one GPU: {' '.join(self.settings())}",
             f"  This is a rule of thumb ({self.epochs:,.2g} epochs). With several GPUs divide "
             "train.steps and train.validate_every by their number;",
-            "  train.early_stopping_patience=5 ends training when the dev WER no longer falls.",
+            "  train.early_stopping_patience=5 ends training when the error rate stops falling.",
         ]
 
 

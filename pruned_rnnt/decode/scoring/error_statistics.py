@@ -9,13 +9,24 @@ from dataclasses import dataclass, field
 # A word of the reference and of the hypothesis; None: no word on this side.
 WordPair = tuple[str | None, str | None]
 
+# Of the table that an alignment fills; 4 bytes each.
+MOST_CELLS = 4 * 10**8
 _GAP = "*"
 
 
 def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[WordPair]:
-    """The alignment with the fewest errors, the one that `count_errors` counts."""
+    """The alignment with the fewest errors, the one that `count_errors` counts.
+
+    Raises:
+        ValueError: the product of the lengths is above 4e8, for which it would need gigabytes.
+    """
     import kaldialign
 
+    if len(reference) * len(hypothesis) > MOST_CELLS:
+        raise ValueError(
+            f"a reference of {len(reference):,} and a hypothesis of {len(hypothesis):,} words or "
+            "characters are too long to align"
+        )
     # Marked, so that no word of a text equals the sign of a gap.
     pairs = kaldialign.align(
         [f"={word}" for word in reference], [f"={word}" for word in hypothesis], _GAP

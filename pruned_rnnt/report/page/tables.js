@@ -8,11 +8,13 @@ const element = (name, properties = {}, ...children) => {
 const number = new Intl.NumberFormat("en");
 const percent = (value) => `${(100 * value).toFixed(2)}%`;
 
-// A text with its errors marked: [reference] or [reference, hypothesis, letters of the pairs].
-function alignedText(value, separator) {
-  const [reference, hypothesis, letters] = value;
+// A text with its errors marked: [reference], or the units of reference and hypothesis, the letters
+// of the pairs, and what stands between units.
+const between = "\x1f";
+function alignedText(value) {
+  const [reference, hypothesis, letters, separator] = value;
   if (letters === undefined) return [reference];
-  const split = (text) => (text ? (separator ? text.split(separator) : Array.from(text)) : []);
+  const split = (text) => (text ? text.split(between) : []);
   const expected = split(reference);
   const found = split(hypothesis);
   const parts = [];
@@ -32,10 +34,15 @@ function alignedText(value, separator) {
   return parts;
 }
 
+const plainText = ([reference, hypothesis = "", , separator = " "]) =>
+  [reference, hypothesis].map((text) => text.replaceAll(between, separator)).join(" ");
+
 const numeric = (column) => column.kind !== "text" && column.kind !== "aligned";
 
-function fillCell(cell, column, value, separator) {
-  if (column.kind === "aligned") cell.append(...alignedText(value, separator));
+function fillCell(cell, column, value) {
+  // Texts may run from right to left.
+  if (!numeric(column)) cell.dir = "auto";
+  if (column.kind === "aligned") cell.append(...alignedText(value));
   else if (value === null) cell.append("\u2013");
   else if (column.kind === "text") cell.append(value);
   else if (column.kind === "count") cell.append(number.format(value));
@@ -56,7 +63,7 @@ function fillCell(cell, column, value, separator) {
 
 function buildTable(root) {
   const table = read(root.dataset.table);
-  const { columns, separator } = table;
+  const { columns } = table;
   const rowCount = columns[0].values.length;
   const state = { sort: table.sort, down: true, page: 0, size: 10, query: "" };
   if (!root.classList.contains("compact")) state.size = 25;
@@ -70,7 +77,7 @@ function buildTable(root) {
       columns
         .filter((column) => !numeric(column))
         .map((column) =>
-          column.kind === "text" ? column.values[each] : column.values[each].slice(0, 2).join(" "),
+          column.kind === "text" ? column.values[each] : plainText(column.values[each]),
         )
         .join("\n")
         .toLowerCase(),
@@ -81,7 +88,7 @@ function buildTable(root) {
   let order = [];
   function arrange() {
     order = Array.from({ length: rowCount }, (_, row) => row);
-    const words = state.query.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = state.query.normalize("NFC").toLowerCase().split(/\s+/).filter(Boolean);
     if (words.length) {
       order = order.filter((row) => words.every((word) => textOf(row).includes(word)));
     }
@@ -134,7 +141,7 @@ function buildTable(root) {
       const line = element("tr");
       columns.forEach((column, index) => {
         const cell = index ? element("td") : element("th", { scope: "row" });
-        fillCell(cell, column, column.values[row], separator);
+        fillCell(cell, column, column.values[row]);
         line.append(cell);
       });
       return line;
