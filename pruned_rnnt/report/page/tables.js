@@ -39,12 +39,20 @@ const plainText = ([reference, hypothesis = "", , separator = " "]) =>
 
 const numeric = (column) => column.kind !== "text" && column.kind !== "aligned";
 
+// Long names, such as the speakers of Common Voice, are cut in the middle; the whole is a tooltip.
+function fillText(cell, value) {
+  const characters = value.length > 48 ? Array.from(value) : [];
+  if (characters.length <= 48) return cell.append(value);
+  cell.append(`${characters.slice(0, 14).join("")}\u2026${characters.slice(-6).join("")}`);
+  cell.title = value;
+}
+
 function fillCell(cell, column, value) {
   // Texts may run from right to left.
   if (!numeric(column)) cell.dir = "auto";
   if (column.kind === "aligned") cell.append(...alignedText(value));
   else if (value === null) cell.append("\u2013");
-  else if (column.kind === "text") cell.append(value);
+  else if (column.kind === "text") fillText(cell, value);
   else if (column.kind === "count") cell.append(number.format(value));
   else if (column.kind === "seconds") cell.append(value.toFixed(1));
   else if (column.kind === "share") cell.append(percent(value));
