@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.input.filters import cut_language
 from tests.data.own_corpus import COUNT, left_out, path_of, prepare, write_mixed_audio
 from tests.data.recorded_speech import text_of
 
@@ -132,3 +133,22 @@ def test_a_test_set_alone(audio: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert f"pruned-rnnt decode RUN data.path={tmp_path}/out" in capsys.readouterr().out
     assert pruned_rnnt(["prepare", "own", str(table), "--only-test"]) == 1
     assert "--only-test needs --tokenizer-from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("speakers", [0, 12])
+def test_dev_and_test_have_every_language(audio: Path, tmp_path: Path, speakers: int) -> None:
+    table = tmp_path / "table.tsv"
+    rows = ["path\ttext\tlanguage\tspeaker"]
+    for index in range(40):
+        language = "de" if index < 36 else "tr"
+        speaker = f"{language}{index % speakers}" if speakers else ""
+        rows.append(f"{path_of(audio, index % 12)}\tyes\t{language}\t{speaker}")
+    table.write_text("\n".join(rows) + "\n")
+    folder = prepare(table, tmp_path / "out")
+    found = {split: {cut_language(cut) for cut in folder.cuts(split)} for split in folder.splits()}
+    assert found == {split: {"de", "tr"} for split in ("dev", "test", "train")}
+    if speakers:
+        names = [
+            {cut.supervisions[0].speaker for cut in folder.cuts(split)} for split in folder.splits()
+        ]
+        assert sum(map(len, names)) == len(set().union(*names))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pruned_rnnt.data.input.augmentation import derived_seed
@@ -107,7 +107,8 @@ def plan_splits(
     because training needs a split to validate on. Otherwise dev and test are drawn. Whole speakers
     are drawn until dev and test have their shares of the utterances. This needs a speaker for
     every utterance of train, and enough speakers that none takes more than about twice the share.
-    Otherwise single utterances are drawn. dev and test get about `max_held_out` utterances each at
+    Otherwise single utterances are drawn. Of several languages, each is drawn from by itself, so
+    that dev and test have all of them. dev and test get about `max_held_out` utterances each at
     most. Memory holds a count per speaker, or the ids of the utterances held out.
 
     Raises:
@@ -118,33 +119,55 @@ def plan_splits(
             raise ValueError(f"--{name}-share must be at least 0 and below 0.5, got {share}")
     if max_held_out < 1:
         raise ValueError(f"--held-out-most must be at least 1, got {max_held_out}")
-    speakers: Counter[str] = Counter()
+    # By language: the number of utterances of each speaker.
+    speakers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     splits: Counter[str | None] = Counter()
     from_source = False
     for entry in entries:
         from_source = from_source or bool(entry.split)
         splits[split_name(entry.split)] += 1
         if _is_train(entry) and not entry.problem:
-            speakers[entry.speaker] += 1
-    # A tiny corpus gives its first utterance to train, the second to dev, the third to test.
+            speakers[entry.language][entry.speaker] += 1
+    shares = {"dev": dev_share, "test": test_share}
+    if from_source:
+        shares = {"dev": 0.0 if splits["dev"] else dev_share, "test": 0.0}
     total = splits["train"]
+    if len(speakers) < 2:
+        totals = dict.fromkeys(speakers, total)
+    else:
+        totals = {language: own.total() for language, own in speakers.items()}
     wanted = {
-        split: min(max_held_out, max(1, round(share * total)))
+        language: _wanted(shares, own_total, max_held_out * own_total / max(total, 1))
+        for language, own_total in sorted(totals.items())
+    }
+    if from_source and not any(counts["dev"] for counts in wanted.values()):
+        return SplitPlan(from_source=True, by_speaker=False)
+    if not any("" in own for own in speakers.values()):
+        parts = [
+            _draw_speakers(speakers[language], counts, totals[language], seed)
+            for language, counts in wanted.items()
+        ]
+        drawn = {name: split for part in parts if part for name, split in part.items()}
+        if None not in parts and len(drawn) < len(set().union(*speakers.values())):
+            return SplitPlan(from_source=from_source, by_speaker=True, held_out=drawn)
+    held_out: dict[str, str] = {}
+    for language, counts in wanted.items():
+        train = (each for each in entries if _is_train(each) and each.language == language)
+        held_out |= _draw_utterances(train, counts, seed)
+    return SplitPlan(from_source=from_source, by_speaker=False, held_out=held_out)
+
+
+def _wanted(shares: Mapping[str, float], total: int, most: float) -> dict[str, int]:
+    """The number of utterances to draw for each split.
+
+    A tiny corpus gives its first utterance to train, the second to dev, the third to test.
+    """
+    return {
+        split: min(max(1, round(most)), max(1, round(share * total)))
         if share > 0 and total > others
         else 0
-        for split, share, others in (("dev", dev_share, 1), ("test", test_share, 2))
+        for others, (split, share) in enumerate(shares.items(), start=1)
     }
-    if from_source:
-        wanted = {"dev": 0 if splits["dev"] else wanted["dev"], "test": 0}
-    if from_source and not wanted["dev"]:
-        return SplitPlan(from_source=True, by_speaker=False)
-    if "" not in speakers:
-        drawn = _draw_speakers(speakers, wanted, total, seed)
-        if drawn is not None:
-            return SplitPlan(from_source=from_source, by_speaker=True, held_out=drawn)
-    train = (entry for entry in entries if _is_train(entry))
-    held_out = _draw_utterances(train, wanted, seed)
-    return SplitPlan(from_source=from_source, by_speaker=False, held_out=held_out)
 
 
 def _draw_speakers(
