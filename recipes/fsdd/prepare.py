@@ -79,6 +79,8 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     missing = missing_recordings(recordings)
     report = PrepareReport(
         recipe="fsdd",
+        # Letters are the symbols of the model that fsdd_letters starts from.
+        config="fsdd_letters" if options.tokens == "char" else "fsdd",
         options=options_for_json(options),
         skipped=skipped,
         details={"recordings": len(recordings), "missing_count": len(missing), "missing": missing},

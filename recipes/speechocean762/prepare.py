@@ -105,6 +105,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     held_out = hold_out_speakers(speakers, ages, counts, options.seed)
     entries = SpeakerSplits(parts=parts, held_out=held_out, ages=ages, speakers=options.speakers)
     report = corpus_report(NAME, options, parts=sorted(parts))
+    report.config = f"{NAME}_zipformer"
     build_corpus(options.output, entries, NamedSplits(), config, report, console)
 
 

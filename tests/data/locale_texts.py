@@ -29,7 +29,7 @@ LOCALES = {
     "th": ["ไม่มีน้ำในทำเล", "กรุงเทพฯ ๆ ๑๒"],
     "tr": ["ISPARTA’da İyi günler, ığdır", 'Popov "Neden?" diye soruyor.'],
     "vi": ["Tiếng Việt rất khó đấy!", "ưỡn ngực Ộ"],
-    "zh-CN": ["你好，世界！（真的）１２３", "他说：“ＡＢＣ”。"],
+    "zh-CN": ["你好，世界！（真的）１２３", "他说：“你好ＡＢ”。"],
 }
 
 

@@ -128,3 +128,19 @@ def test_more_phrases_than_the_table_can_hold(
 def test_scales_are_finite(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=rf"{name} .*, got {value}"):
         FusionConfig(**{name: float(value)})
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_phrases_without_spaces_match_inside_a_sentence(tmp_path: Path, kind: str) -> None:
+    texts = ["\u4f60\u597d\u4e16\u754c", "\u4e16\u754c\u5f88\u5927", "\u6211\u7231\u4e16\u754c"]
+    tokenizer = train_tokenizer(texts, TokenizerConfig(kind=kind, vocab_size=13))
+    path = tmp_path / "hotwords.txt"
+    path.write_text("\u4e16\u754c\n", encoding="utf-8")
+    phrases = [hotword.symbols for hotword in read_hotwords(path, tokenizer, 1.0)]
+    for text in texts:
+        ids = tuple(tokenizer.encode(text))
+        assert any(
+            ids[place : place + len(phrase)] == phrase
+            for phrase in phrases
+            for place in range(len(ids))
+        )

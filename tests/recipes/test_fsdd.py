@@ -199,7 +199,15 @@ def test_bad_files_are_skipped_and_reported(
     shown = capsys.readouterr().out
     assert f"{len(BAD_FILES)} files skipped" in shown
     assert "12_ann_0.wav" in shown
-    assert "pruned-rnnt train --config fsdd" in shown
+    assert "pruned-rnnt train --config fsdd " in shown
+
+
+@pytest.mark.parametrize(("tokens", "config"), [("word", "fsdd"), ("char", "fsdd_letters")])
+def test_prepare_suggests_the_configuration_of_its_tokens(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], tokens: str, config: str
+) -> None:
+    run(source, tmp_path / "data", "--tokens", tokens)
+    assert f"pruned-rnnt train --config {config} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

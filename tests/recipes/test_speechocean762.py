@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from tests.recipes import corpus_layouts
 
 ROOT = Path(__file__).parents[2]
 HELD_OUT = ["--test-speakers", "2", "--dev-speakers", "2", "--tokens", "char"]
+
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "speechocean762"
 
 
 def run(where: list[str], output: Path, *options: str) -> PreparedFolder:
@@ -77,6 +81,15 @@ def test_groups_keep_the_held_out_speakers(
             chosen = {name for name in speakers(whole, split) if int(name) % 2 == remainder}
             assert speakers(folder, split) == chosen
             assert chosen
+
+
+def test_prepare_suggests_the_configuration_of_the_readme(
+    own_layout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["--source", str(own_layout)], tmp_path / "out")
+    (suggested,) = re.findall(r"train --config (\w+)", capsys.readouterr().out)
+    readme = (RECIPE / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"train --config (\w+)", readme) == [suggested]
 
 
 def test_draw_follows_the_seed_and_keeps_the_proportion() -> None:

@@ -36,6 +36,8 @@ class SkippedFile:
 class PrepareReport:
     """Collects the contents of prepare.json and of the summary.
 
+    config: the configuration to suggest, which the recipe's README names; by default that of the
+        recipe's name.
     options: the recipe's settings. details: further values of the recipe (voices, seeds, ...).
     skipped_counts: counts by reason, if `skipped` holds examples only.
     train_options: settings that training needs for these data, as `section.key=value`.
@@ -52,6 +54,7 @@ class PrepareReport:
     tokens: int = 0
     skipped_counts: Counter[str] = field(default_factory=Counter)
     train_options: tuple[str, ...] = ()
+    config: str = ""
     hints: Sequence[str] = ()
     training_hours: float = 0.0
 
@@ -124,7 +127,7 @@ class PrepareReport:
         data = f"data.path={output}"
         if "train" in self.splits:
             settings = shlex.join([data, *self.train_options])
-            return f"Train: pruned-rnnt train --config {self.recipe} {settings}"
+            return f"Train: pruned-rnnt train --config {self.config or self.recipe} {settings}"
         if "noise" in self.splits:
             noise = shlex.quote(f"data.augmentation.noise_cuts={output}/noise_cuts.jsonl.gz")
             return f"Mix into training: pruned-rnnt train ... {noise}"

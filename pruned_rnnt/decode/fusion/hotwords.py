@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pruned_rnnt.data.tokens.scripts import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.search.rows import Rows
 
@@ -74,7 +75,26 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
             )
         if symbols:
             hotwords.append(Hotword(symbols=tuple(symbols), bonus=value))
+        inside = _without_word_start(phrase if colon else line, tokenizer)
+        if inside:
+            entries += len(inside) * len(tokenizer)
+            hotwords.append(Hotword(symbols=tuple(inside), bonus=value))
     return hotwords
+
+
+def _without_word_start(phrase: str, tokenizer: Tokenizer) -> list[int]:
+    """The symbols of a phrase after other text without a space; empty where scripts have spaces.
+
+    A text alone begins with the mark of a word's start, which the middle of a sentence lacks.
+    """
+    if not written_without_spaces(phrase):
+        return []
+    characters = (name for name in tokenizer.symbols if len(name) == 1)
+    for character in filter(written_without_spaces, characters):
+        before, both = tokenizer.encode(character), tokenizer.encode(character + phrase)
+        if both[: len(before)] == before and UNKNOWN_ID not in both:
+            return both[len(before) :]
+    return []
 
 
 def check_bonus(bonus: float) -> float:
