@@ -21,8 +21,8 @@ from pruned_rnnt.report.shown_pairs import shown_pairs
 ColumnKind = Literal["text", "count", "change", "rate", "seconds", "share", "aligned"]
 
 
-# Between the units of an aligned text; no text has it.
-_BETWEEN = "\x1f"
+# Between characters with their marks; no text has it.
+_BETWEEN = "\u200b"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,15 +221,18 @@ def change_table(comparison: Comparison, name: str, names: tuple[str, str]) -> T
 
 def aligned(utterance: ScoredUtterance) -> list[str]:
     """The text of the reference alone if the hypothesis is correct; else its units and those of
-    the hypothesis, the kinds of the pairs, and what stands between units."""
+    the hypothesis, the kinds of the pairs, and "" if no space stands between units."""
     pairs, separator = shown_pairs(utterance)
     if not utterance.errors.errors:
         return [separator.join(reference or "" for reference, _ in pairs)]
+    between = separator or _BETWEEN
     sides = (
-        _BETWEEN.join(word for word in side if word is not None)
+        # Words of result files of other programs may have spaces, by which the script divides.
+        between.join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in side if word is not None)
         for side in ((pair[0] for pair in pairs), (pair[1] for pair in pairs))
     )
-    return [*sides, "".join(map(pair_letter, pairs)), separator]
+    letters = "".join(map(pair_letter, pairs))
+    return [*sides, letters] if separator else [*sides, letters, separator]
 
 
 def pair_letter(pair: WordPair) -> str:

@@ -17,7 +17,7 @@ from pruned_rnnt.report.report_command import make_report
 from pruned_rnnt.run.result_file import TimedWord
 from tests.report import run_folders as runs
 
-BETWEEN = "\x1f"
+BETWEEN = "\u200b"
 PERSIAN = "\u0645\u0627\u062c\u0631\u0627\u06cc \u0635\u0628\u062d \u0631\u0648\u0632"
 THAI = "\u0e19\u0e49\u0e33\u0e43\u0e19\u0e17\u0e35\u0e48"
 
@@ -32,12 +32,8 @@ def test_set_of_characters_shows_words_where_a_script_has_them(run: Path) -> Non
     runs.write_decoded(run, [persian, thai], metric="cer")
     page = report(run)
     shown = runs.table(page, "set-0-utterances")["Reference and errors"]
-    assert shown[0] == [
-        BETWEEN.join(persian.reference),
-        BETWEEN.join(persian.hypothesis),
-        "=s=",
-        " ",
-    ]
+    texts = (" ".join(words) for words in (persian.reference, persian.hypothesis))
+    assert shown[0] == [*texts, "=s="]
     units = ["\u0e19\u0e49\u0e33", "\u0e43", "\u0e19", "\u0e17\u0e35\u0e48"]
     assert shown[1][0].split(BETWEEN) == units
     assert shown[1][2:] == ["s===", ""]

@@ -9,12 +9,12 @@ const number = new Intl.NumberFormat("en");
 const percent = (value) => `${(100 * value).toFixed(2)}%`;
 
 // A text with its errors marked: [reference], or the units of reference and hypothesis, the letters
-// of the pairs, and what stands between units.
-const between = "\x1f";
+// of the pairs, and "" if no space stands between units, which zero-width spaces then divide.
+const between = "\u200b";
 function alignedText(value) {
-  const [reference, hypothesis, letters, separator] = value;
+  const [reference, hypothesis, letters, separator = " "] = value;
   if (letters === undefined) return [reference];
-  const split = (text) => (text ? text.split(between) : []);
+  const split = (text) => (text ? text.split(separator || between) : []);
   const expected = split(reference);
   const found = split(hypothesis);
   const parts = [];
@@ -34,15 +34,16 @@ function alignedText(value) {
   return parts;
 }
 
-const plainText = ([reference, hypothesis = "", , separator = " "]) =>
-  [reference, hypothesis].map((text) => text.replaceAll(between, separator)).join(" ");
+const plainText = ([reference, hypothesis = ""]) =>
+  [reference, hypothesis].join(" ").replaceAll(between, "");
 
 const numeric = (column) => column.kind !== "text" && column.kind !== "aligned";
 
-// Long names, such as the speakers of Common Voice, are cut in the middle; the whole is a tooltip.
+// Long names without spaces, such as the speakers of Common Voice, are cut in the middle; the whole
+// is a tooltip.
 function fillText(cell, value) {
-  const characters = value.length > 48 ? Array.from(value) : [];
-  if (characters.length <= 48) return cell.append(value);
+  if (!/^\S{65,}$/.test(value)) return cell.append(value);
+  const characters = Array.from(value);
   cell.append(`${characters.slice(0, 14).join("")}\u2026${characters.slice(-6).join("")}`);
   cell.title = value;
 }
