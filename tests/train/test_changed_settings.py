@@ -65,6 +65,8 @@ def test_new_settings_change_the_next_update(name: str) -> None:
         if name == "scaled_adam":
             group["clip_scale"] = 1.0
             group["clip_limit"] = group["clip_limit"] / 2
+    for group in continued.param_groups:
+        group["lr"] = second.learning_rate  # as the trainer does before each step
     for step in range(12, 15):
         update(model, optimiser, step)
         update(other, continued, step)

@@ -267,4 +267,4 @@ def test_ids_that_look_like_repeated_ones_count(corpus: Path, tmp_path: Path) ->
     )
     assert found.errors == plain.errors
     assert found.losses == plain.losses
-    assert found.errors.reference_words > 0
+    assert found.errors.words.reference_words > 0

@@ -65,8 +65,9 @@ def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]
     Raises:
         ValueError: the state is that of another optimiser or of other groups of parameters.
     """
-    # ScaledAdam's count of steps and its norms are entries of its groups, too.
-    names = optimiser.defaults.keys() - {"step"} | {"rate"}
+    # ScaledAdam's count of steps and its norms are entries of its groups, too. The trainer sets the
+    # learning rate before each step: a checkpoint that is saved again keeps that of its last step.
+    names = optimiser.defaults.keys() - {"step", "lr"} | {"rate"}
     own = [
         {name: value for name, value in group.items() if name in names}
         for group in optimiser.param_groups
