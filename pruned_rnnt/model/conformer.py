@@ -61,8 +61,9 @@ class ConformerConfig(EncoderConfig):
     kernel_size: kernel size of the convolution modules, in frames of 40 ms; an odd number.
     subsampling_channels: channels of the convolutions that subsample by four.
     dropout: probability of dropping a value in training.
-    feature_norm: subtract a constant from the features (fixed), or the mean of the utterance
-        (utterance).
+    feature_norm: value that is subtracted from the features first: a constant (`fixed`), the mean
+        of the utterance (`utterance`), or a mean in which loud frames count most, so that silence
+        around the speech changes nothing (`speech`).
     chunk_size: for a causal encoder: frames of 40 ms in a chunk, which attend to each other.
     left_chunks: for a causal encoder: earlier chunks that a chunk attends to; null for all.
     chunk_sizes: for a causal encoder: training samples the chunk size of each batch from these; if
@@ -77,7 +78,7 @@ class ConformerConfig(EncoderConfig):
     kernel_size: int = 15
     subsampling_channels: int = 16
     dropout: float = 0.1
-    feature_norm: Literal["fixed", "utterance"] = "fixed"
+    feature_norm: Literal["fixed", "utterance", "speech"] = "fixed"
     chunk_size: int = 16
     left_chunks: int | None = None
     chunk_sizes: tuple[int, ...] = ()

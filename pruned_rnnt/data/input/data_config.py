@@ -7,6 +7,7 @@ from typing import Literal
 
 from pruned_rnnt.data.input.augmentation import AugmentationConfig
 from pruned_rnnt.data.input.filters import FilterConfig
+from pruned_rnnt.data.input.joining import JoiningConfig
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 
@@ -62,6 +63,7 @@ class DataConfig:
     seed: int = 42
     filters: FilterConfig = field(default_factory=FilterConfig)
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+    joining: JoiningConfig = field(default_factory=JoiningConfig)
 
     def __post_init__(self) -> None:
         if self.speed_factors and self.features == "stored":

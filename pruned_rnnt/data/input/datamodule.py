@@ -22,7 +22,13 @@ from pruned_rnnt.data.input.filters import CutFilter, cut_symbols, filter_cuts
 from pruned_rnnt.data.input.loader import BatchLoader, true_on_all_ranks
 from pruned_rnnt.data.input.mixed_cuts import MixedCuts
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.data.input.sampler import BatchSampler, LatticeSize, ManifestShards, duration_bins
+from pruned_rnnt.data.input.sampler import (
+    BatchSampler,
+    LatticeBound,
+    LatticeSize,
+    ManifestShards,
+    duration_bins,
+)
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.input.training_durations import p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -71,8 +77,9 @@ class DataModule:
         config = self.config
         views = 1 if self.view_mask_factor is None else 2
         size = lattice_size(config, self.tokenizer)
-        max_lattice = max(1, config.max_lattice // views) if config.max_lattice else 0
-        too_large = (lambda cut: size.nodes(cut) > max_lattice) if max_lattice else None
+        most = max(1, config.max_lattice // views)
+        bound = LatticeBound(size, most) if config.max_lattice else None
+        too_large = None if bound is None else bound.is_exceeded_by
         folders = [self.folder]
         if config.old_path and config.old_share > 0:
             folders.append(PreparedFolder(Path(config.old_path), config.allow_commands))
@@ -84,13 +91,15 @@ class DataModule:
             cuts = MixedCuts(cuts, sources[1][0], share=config.old_share, seed=config.seed)
             first_cuts = first_cuts + sources[1][1]
         self.p99_duration = p99_duration([cut.duration for cut in first_cuts])
+        if config.joining.probability > 0:
+            # Known lengths of audio: transcription does not cut what is shorter.
+            self.p99_duration = max(self.p99_duration, config.joining.longest_seconds)
         with warnings.catch_warnings():
             # A small corpus is held in memory on purpose; the sampler warns about it.
             warnings.filterwarnings("ignore", message=".*eagerly read CutSet.*")
             sampler = BatchSampler(
                 cuts,
-                max_lattice=max_lattice,
-                lattice_size=size,
+                lattice_bound=bound,
                 max_duration=config.max_duration / views,
                 max_cuts=max(1, config.max_cuts // views) if config.max_cuts else None,
                 duration_bins=duration_bins(first_cuts, config.num_buckets),
@@ -106,7 +115,9 @@ class DataModule:
             config.augmentation, seed=config.seed, view_mask_factor=self.view_mask_factor or 1.0
         )
         all_true = true_on_all_ranks if streamed and self.world_size > 1 else None
-        return self._loader(sampler, augmenter, first_cuts[:_MAX_SUBSTITUTES], all_true)
+        return self._loader(
+            sampler, augmenter, first_cuts[:_MAX_SUBSTITUTES], all_true, lattice_bound=bound
+        )
 
     def _training_cuts(
         self, folder: PreparedFolder, cut_filter: CutFilter, streamed: bool
@@ -197,6 +208,7 @@ class DataModule:
         all_true: Callable[[bool], bool] | None = None,
         utterances: int | None = None,
         own_ids: frozenset[str] | None = None,
+        lattice_bound: LatticeBound | None = None,
     ) -> BatchLoader:
         config = self.config
         dataset = SpeechDataset(
@@ -207,6 +219,8 @@ class DataModule:
             substitutes=substitutes,
             allow_commands=config.allow_commands,
             two_views=augmenter is not None and self.view_mask_factor is not None,
+            joining=config.joining,
+            lattice_bound=lattice_bound,
         )
         return BatchLoader(
             sampler,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler
@@ -50,6 +50,17 @@ class LatticeSize:
         return frames * symbols
 
 
+class LatticeBound(NamedTuple):
+    """size: of a cut's lattice. most: nodes of the padded lattice of a batch."""
+
+    size: LatticeSize
+    most: int
+
+    def is_exceeded_by(self, cut: Any) -> bool:
+        """Whether the cut alone has more nodes."""
+        return self.size.nodes(cut) > self.most
+
+
 def split_by_lattice(sizes: Sequence[tuple[int, int]], bound: int) -> list[list[int]]:
     """Groups the indices of `sizes`, (frames, symbols + 1) pairs, by similar text length.
 
@@ -75,7 +86,7 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
     """lhotse's sampler with a bound on the lattice; resumes after a number of batches.
 
     source: cuts; its `set_epoch`, if it has one, is called with each epoch.
-    max_lattice: bound in nodes; 0 for none. lattice_size: required with a bound.
+    lattice_bound: None for none.
     The other arguments are lhotse's.
     """
 
@@ -83,14 +94,12 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
         self,
         source: Iterable[Any],
         *,
-        max_lattice: int = 0,
-        lattice_size: LatticeSize | None = None,
+        lattice_bound: LatticeBound | None = None,
         **options: Any,
     ) -> None:
         super().__init__(source, **options)
         self.source = source
-        self.max_lattice = max_lattice
-        self.lattice_size = lattice_size
+        self.lattice_bound = lattice_bound
         # Parts of a batch that was split, still to be returned.
         self._parts: deque[CutSet] = deque()
 
@@ -126,10 +135,11 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
     def _next_batch(self) -> CutSet:
         if not self._parts:
             batch = super()._next_batch()
-            if self.lattice_size is None or self.max_lattice <= 0:
+            if self.lattice_bound is None:
                 return batch
             cuts = list(batch)
-            groups = split_by_lattice([self.lattice_size(cut) for cut in cuts], self.max_lattice)
+            size, most = self.lattice_bound
+            groups = split_by_lattice([size(cut) for cut in cuts], most)
             # The filter has already removed utterances that exceed the bound alone.
             self._parts.extend(CutSet.from_cuts(cuts[i] for i in group) for group in groups)
         return self._parts.popleft()

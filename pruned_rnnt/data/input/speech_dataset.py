@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from lhotse import CutSet
 from lhotse.utils import LOG_EPSILON, fastcopy
@@ -24,9 +26,18 @@ from pruned_rnnt.data.audio.recordings import audio_files, last_line, may_be_mp3
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, preserve_global_rngs
 from pruned_rnnt.data.input.batch import AlignedWord, Batch, pad_features, pad_targets
-from pruned_rnnt.data.input.filters import cut_language, cut_symbols, cut_text
+from pruned_rnnt.data.input.filters import cut_language, cut_text
+from pruned_rnnt.data.input.joining import (
+    FRAMES_PER_SECOND,
+    JoinedFeatures,
+    JoiningConfig,
+    groups_to_join,
+    with_silence,
+)
 from pruned_rnnt.data.input.prepared_folder import read_cuts
+from pruned_rnnt.data.input.sampler import LatticeBound
 from pruned_rnnt.data.input.shar_members import with_shar_audio
+from pruned_rnnt.data.tokens.scripts import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 # Number of noises drawn for an utterance; they are concatenated until it ends.
@@ -35,6 +46,17 @@ _NOISES = 8
 # Features (T, F) of an utterance in each view.
 Views = tuple[Tensor, ...]
 BadAudioPolicy = Literal["skip", "stop"]
+
+
+class _Utterance(NamedTuple):
+    """One utterance of a batch, of one cut or of several that were joined."""
+
+    id: str
+    text: str
+    language: str
+    duration: float
+    words: tuple[AlignedWord, ...]
+    views: Views
 
 
 class BadAudio(Exception):
@@ -54,6 +76,8 @@ class SpeechDataset(Dataset[Batch]):
         substitutes: Sequence[Any] = (),
         allow_commands: bool = False,
         two_views: bool = False,
+        joining: JoiningConfig | None = None,
+        lattice_bound: LatticeBound | None = None,
     ) -> None:
         """stored: load the features of the cuts; otherwise compute them from the recordings.
         augmenter: None leaves the features unchanged.
@@ -63,11 +87,15 @@ class SpeechDataset(Dataset[Batch]):
             `_dup0`. Without substitutes such a batch is empty.
         allow_commands: for the noises, as in `manifest_items`.
         two_views: batches have `second_view_NTF`; needs an augmenter.
+        joining: silence around utterances and joined utterances; needs an augmenter.
+        lattice_bound: of a batch of joined utterances.
         """
         self.tokenizer = tokenizer
         self.augmenter = augmenter
         self.bad_audio = bad_audio
         self.two_views = two_views
+        self.joining = joining or JoiningConfig()
+        self.lattice_bound = lattice_bound
         self.substitutes = tuple(substitutes)
         self._fbank = None if stored else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
@@ -79,61 +107,103 @@ class SpeechDataset(Dataset[Batch]):
         longest_first = sorted(cuts, key=lambda cut: (-cut.duration, cut.id))
         with preserve_global_rngs():
             read = self._read(longest_first, epoch, left_out) or self._substitute(epoch, left_out)
-        if self.augmenter is not None and self.augmenter.config.tempo > 0:
-            read.sort(key=lambda pair: -pair[1][0].shape[0])
-        ordered = [cut for cut, _ in read]
-        features_NTF, feature_lengths_N = pad_features([v[0] for _, v in read], LOG_EPSILON)
+            utterances = [self._utterance(parts, epoch) for parts in self._grouped(read, epoch)]
+        # The sort is stable: without changes of length, the order is that of the durations.
+        utterances.sort(key=lambda utterance: -len(utterance.views[0]))
+        features_NTF, feature_lengths_N = pad_features(
+            [utterance.views[0] for utterance in utterances], LOG_EPSILON
+        )
         second_view_NTF = None
         if self.two_views:
-            second_view_NTF, _ = pad_features([v[1] for _, v in read], LOG_EPSILON)
+            second_views = [utterance.views[1] for utterance in utterances]
+            second_view_NTF, _ = pad_features(second_views, LOG_EPSILON)
         targets_NU, target_lengths_N = pad_targets(
-            [cut_symbols(cut, self.tokenizer) for cut in ordered]
+            [self.tokenizer.encode(utterance.text, utterance.language) for utterance in utterances]
         )
         return Batch(
             features_NTF=features_NTF,
             feature_lengths_N=feature_lengths_N,
             targets_NU=targets_NU,
             target_lengths_N=target_lengths_N,
-            texts=tuple(self.tokenizer.normalise(cut_text(cut)) for cut in ordered),
-            languages=tuple(cut_language(cut) for cut in ordered),
-            ids=tuple(cut.id for cut in ordered),
-            durations=tuple(float(cut.duration) for cut in ordered),
-            words=tuple(aligned_words(cut) for cut in ordered),
+            texts=tuple(self.tokenizer.normalise(utterance.text) for utterance in utterances),
+            languages=tuple(utterance.language for utterance in utterances),
+            ids=tuple(utterance.id for utterance in utterances),
+            durations=tuple(utterance.duration for utterance in utterances),
+            words=tuple(utterance.words for utterance in utterances),
             left_out=tuple(left_out),
             second_view_NTF=second_view_NTF,
         )
 
     def _read(
         self, cuts: Sequence[Any], epoch: int, left_out: list[str]
-    ) -> list[tuple[Any, Views]]:
+    ) -> list[tuple[Any, Tensor]]:
         """The readable cuts with their features; appends a message about each of the others."""
         read = []
         for cut in cuts:
             try:
-                read.append((cut, self._features(cut, epoch, left_out)))
+                read.append((cut, self._with_noise(cut, epoch, left_out)))
             except BadAudio as error:
                 if self.bad_audio == "stop":
                     raise ValueError(f"{error} (data.bad_audio=skip leaves it out)") from error
                 left_out.append(str(error))
         return read
 
-    def _substitute(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Views]]:
+    def _substitute(self, epoch: int, left_out: list[str]) -> list[tuple[Any, Tensor]]:
         if not self.substitutes:
             return []
         for substitute in self.substitutes:
-            for cut, views in self._read([substitute], epoch, []):
-                return [(fastcopy(cut, id=f"{cut.id}_dup0"), views)]
+            for cut, features_TF in self._read([substitute], epoch, []):
+                return [(fastcopy(cut, id=f"{cut.id}_dup0"), features_TF)]
         raise ValueError(
             f"no utterance of a batch can be read, and no other one to replace it: {left_out[0]}"
         )
 
-    def _features(self, cut: Any, epoch: int, left_out: list[str]) -> Views:
+    def _grouped(
+        self, read: Sequence[tuple[Any, Tensor]], epoch: int
+    ) -> list[list[tuple[Any, Tensor]]]:
+        """The utterances of a batch, of which each group becomes one."""
         if self.augmenter is None:
-            return (self._load(cut),)
-        features_TF = self._with_noise(cut, epoch, left_out)
-        if self.two_views:
-            return self.augmenter.two_views(features_TF, epoch=epoch, cut_id=cut.id)
-        return (self.augmenter(features_TF, epoch=epoch, cut_id=cut.id),)
+            return [[each] for each in read]
+        durations = [float(cut.duration) for cut, _ in read]
+        ids = [cut.id for cut, _ in read]
+        rng = np.random.default_rng(derived_seed(self.augmenter.seed, epoch, *ids, "joining"))
+        most = len(read)
+        if self.lattice_bound is not None:
+            # Groups of k utterances have k times the padded lattice.
+            sizes = [self.lattice_bound.size(cut) for cut, _ in read]
+            frames, symbols = (max(each) for each in zip(*sizes, strict=True))
+            most = self.lattice_bound.most // (len(read) * frames * symbols)
+        groups = groups_to_join(durations, most, self.joining, rng)
+        joined = [[read[place] for place in group] for group in groups]
+        if any(len({cut_language(cut) for cut, _ in group}) > 1 for group in joined):
+            return [[each] for each in read]  # a joined utterance has one language
+        return joined
+
+    def _utterance(self, parts: Sequence[tuple[Any, Tensor]], epoch: int) -> _Utterance:
+        """One utterance of the parts, augmented unless the dataset is for validation."""
+        cuts = [cut for cut, _ in parts]
+        name = "+".join(cut.id for cut in cuts)
+        joined = JoinedFeatures(parts[0][1], (0,))
+        views: Views = (joined.features_TF,)
+        if self.augmenter is not None:
+            rng = np.random.default_rng(derived_seed(self.augmenter.seed, epoch, name, "silence"))
+            joined = with_silence([features_TF for _, features_TF in parts], self.joining, rng)
+            if self.two_views:
+                views = self.augmenter.two_views(joined.features_TF, epoch=epoch, cut_id=name)
+            else:
+                views = (self.augmenter(joined.features_TF, epoch=epoch, cut_id=name),)
+        return _Utterance(
+            id=name,
+            text=_joined_texts([cut_text(cut) for cut in cuts]),
+            language=cut_language(cuts[0]),
+            duration=sum(float(cut.duration) for cut in cuts),
+            words=tuple(
+                replace(word, start=word.start + begin / FRAMES_PER_SECOND)
+                for cut, begin in zip(cuts, joined.begins, strict=True)
+                for word in aligned_words(cut)
+            ),
+            views=views,
+        )
 
     def _with_noise(self, cut: Any, epoch: int, left_out: list[str]) -> Tensor:
         if self.augmenter is None or not self._noise_cuts:
@@ -184,6 +254,10 @@ class SpeechDataset(Dataset[Batch]):
             samples_S = with_shar_audio(cut).load_audio()[0]
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
+
+
+def _joined_texts(texts: Sequence[str]) -> str:
+    return ("" if all(map(written_without_spaces, texts)) else " ").join(texts)
 
 
 def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pruned_rnnt.model.encoder import EncoderConfig
-from pruned_rnnt.model.feature_norm import check_feature_norm
+from pruned_rnnt.model.feature_norm import FeatureNorm, check_feature_norm
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 # Frames of the embedding (20 ms) become encoder frames (40 ms) at the end.
@@ -54,8 +54,10 @@ class ZipformerConfig(EncoderConfig):
     dropout_scale: 0 to 1, a factor on all dropout rates: of channels, positions, branches and
         layers. Use less than 1 for a small model with little data.
     feature_norm: value that is subtracted from the features first: nothing (`none`, as icefall's
-        models expect), a constant (`fixed`), or the utterance's mean (`utterance`). With `none`,
-        the layers must learn to remove the mean of all frames, which takes longer with less data.
+        models expect), a constant (`fixed`), the utterance's mean (`utterance`), or a mean in which
+        loud frames count most, so that silence around the speech changes nothing (`speech`). With
+        `none`, the layers must learn to remove the mean of all frames, which takes longer with less
+        data.
 
     chunk_sizes, left_contexts: of a causal encoder, in frames of 20 ms: training samples the chunk
         size and the left context from these lists for each batch (-1: the whole utterance, all of
@@ -79,7 +81,7 @@ class ZipformerConfig(EncoderConfig):
     position_dim: int = 48
     warm_up_steps: int = REFERENCE_WARM_UP
     dropout_scale: float = 1.0
-    feature_norm: Literal["none", "fixed", "utterance"] = "none"
+    feature_norm: FeatureNorm = "none"
     chunk_sizes: tuple[int, ...] = (16, 32, 64, WHOLE)
     left_contexts: tuple[int, ...] = (64, 128, 256, WHOLE)
     chunk_size: int = 32

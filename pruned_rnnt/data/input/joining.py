@@ -1,0 +1,121 @@
+"""Silence around training utterances, and utterances joined into longer ones.
+
+Corpora are cut close to the speech, one sentence to an utterance. A model that sees nothing else
+loses words after a second of silence and in speech that goes on for longer than a sentence, without
+a sign.
+
+Axes: T feature frames (10 ms), F mel bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pruned_rnnt.setting_checks import check_at_least, check_fractions
+
+FRAMES_PER_SECOND = 100
+# Log-mel energy of samples that are all zero.
+DIGITAL_SILENCE = -15.9424
+# Log-mel energy of noise of one step of 16 bits, and of clearly audible noise.
+_FAINT_NOISE = (-15.0, -7.0)
+# Share of an utterance's frames that are taken for its background.
+_QUIETEST_SHARE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoiningConfig:
+    """Silence around training utterances, and utterances joined into longer ones.
+
+    silence_probability: probability that silence is inserted before an utterance, and likewise
+        after it. It is digital silence, faint noise, or noise like the utterance's own background.
+    silence_seconds: longest silence, on top of data.max_duration.
+    probability: probability that the utterances of a batch are joined, in groups of equal size, as
+        far as data.max_lattice allows.
+    longest_seconds: longest joined utterance.
+    pause_probability: probability of a pause between two joined utterances.
+    pause_seconds: longest pause.
+    """
+
+    silence_probability: float = 0.0
+    silence_seconds: float = 2.0
+    probability: float = 0.0
+    longest_seconds: float = 20.0
+    pause_probability: float = 0.5
+    pause_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        section = "data.joining"
+        check_fractions(section, self, "silence_probability", "probability", "pause_probability")
+        check_at_least(section, self, silence_seconds=0, longest_seconds=0, pause_seconds=0)
+
+
+class JoinedFeatures(NamedTuple):
+    """features_TF: (T, F). begins: the first frame of each utterance in it."""
+
+    features_TF: Tensor
+    begins: tuple[int, ...]
+
+
+def groups_to_join(
+    durations: Sequence[float], most: int, config: JoiningConfig, rng: np.random.Generator
+) -> list[list[int]]:
+    """Places of the utterances of a batch, grouped; each group becomes one utterance.
+
+    most: utterances of a group, whatever their durations.
+    """
+    apart = [[place] for place in range(len(durations))]
+    if rng.uniform() >= config.probability:
+        return apart
+    longest = max(durations, default=0.0) + config.pause_probability * config.pause_seconds
+    most = int(min(most, len(durations), config.longest_seconds // longest))
+    if most < 2:
+        return apart
+    size = int(rng.integers(2, most + 1))
+    order = [int(place) for place in rng.permutation(len(durations))]
+    return [order[begin : begin + size] for begin in range(0, len(order), size)]
+
+
+def with_silence(
+    parts: Sequence[Tensor], config: JoiningConfig, rng: np.random.Generator
+) -> JoinedFeatures:
+    """Joins (T, F) features of utterances in this order, with silence around and between them."""
+    around = (config.silence_probability, config.silence_seconds, rng)
+    between = (config.pause_probability, config.pause_seconds, rng)
+    pieces: list[Tensor] = []
+    begins = []
+    for number, features_TF in enumerate(parts):
+        pieces.append(_silence(features_TF, *(between if number else around)))
+        begins.append(sum(map(len, pieces)))
+        pieces.append(features_TF)
+    pieces.append(_silence(parts[-1], *around))
+    return JoinedFeatures(torch.cat(pieces), tuple(begins))
+
+
+def _silence(
+    features_TF: Tensor, probability: float, seconds: float, rng: np.random.Generator
+) -> Tensor:
+    """(T, F) of silence beside an utterance, T = 0 where none is drawn."""
+    bins = features_TF.shape[1]
+    frames = 0
+    if rng.uniform() < probability:
+        frames = int(rng.uniform(0, seconds) * FRAMES_PER_SECOND)
+    if frames == 0:
+        return features_TF.new_empty(0, bins)
+    kind = rng.integers(3)
+    if kind == 0:
+        return features_TF.new_full((frames, bins), DIGITAL_SILENCE)
+    fluctuation_TF = torch.from_numpy(
+        np.log(rng.gamma(4.0, 0.25, size=(frames, bins)).astype(np.float32))
+    )
+    level_F = torch.full((bins,), float(rng.uniform(*_FAINT_NOISE)))
+    if kind == 2:
+        quietest = max(1, int(_QUIETEST_SHARE * len(features_TF)))
+        places = features_TF.mean(1).topk(quietest, largest=False).indices
+        level_F = features_TF[places].mean(0)
+    return torch.logaddexp(level_F + fluctuation_TF, torch.tensor(DIGITAL_SILENCE))

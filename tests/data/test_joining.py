@@ -1,0 +1,141 @@
+"""Silence around training utterances, and joined utterances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.joining import (
+    DIGITAL_SILENCE,
+    JoiningConfig,
+    groups_to_join,
+    with_silence,
+)
+from tests.tiny_corpus import make_corpus
+
+PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))
+ALWAYS = JoiningConfig(silence_probability=1.0, probability=1.0, longest_seconds=4.0)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("joining") / "data")
+
+
+def batches(corpus: Path, joining: JoiningConfig, epoch: int = 0, **changes: Any) -> list[Batch]:
+    values = {"path": str(corpus), "max_duration": 8.0, "num_workers": 0, "augmentation": PLAIN}
+    loader = DataModule(DataConfig(**{**values, "joining": joining, **changes})).train_loader()
+    loader.set_epoch(epoch)
+    return list(loader)
+
+
+def test_groups_have_each_utterance_once_and_stay_short_enough() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        durations = rng.uniform(1.0, 2.0, size=7).tolist()
+        config = JoiningConfig(probability=1.0, longest_seconds=9.0, pause_seconds=0.5)
+        groups = groups_to_join(durations, 7, config, rng)
+        assert sorted(place for group in groups for place in group) == list(range(7))
+        assert len({len(group) for group in groups[:-1]}) == 1
+        assert 2 <= len(groups[0]) <= 4
+        assert max(sum(durations[place] for place in group) for group in groups) <= 9.0
+    assert groups_to_join(durations, 1, config, rng) == [[place] for place in range(7)]
+    assert groups_to_join([5.0, 5.0], 2, config, rng) == [[0], [1]]
+
+
+def test_utterances_are_unchanged_between_the_silences() -> None:
+    rng = np.random.default_rng(0)
+    parts = [torch.randn(30, 80) - 6, torch.randn(50, 80) - 6]
+    kinds = set()
+    for _ in range(30):
+        config = JoiningConfig(silence_probability=0.8, silence_seconds=1.0, pause_probability=0.8)
+        joined, begins = with_silence(parts, config, rng)
+        for begin, part in zip(begins, parts, strict=True):
+            assert torch.equal(joined[begin : begin + len(part)], part)
+        silence = joined[: begins[0]]
+        assert len(silence) < 100
+        assert silence.isfinite().all()
+        if len(silence):
+            assert silence.min() >= DIGITAL_SILENCE
+            level = silence.mean().item()
+            digital = bool((silence == DIGITAL_SILENCE).all())
+            kinds.add("digital" if digital else "faint" if level < -8 else "background")
+    assert kinds == {"digital", "faint", "background"}
+
+
+def test_texts_and_times_of_joined_utterances_follow_each_other(corpus: Path) -> None:
+    apart = {
+        name: (text, features[:length])
+        for batch in batches(corpus, JoiningConfig())
+        for name, text, features, length in zip(
+            batch.ids, batch.texts, batch.features_NTF, batch.feature_lengths_N, strict=True
+        )
+    }
+    joined = batches(corpus, ALWAYS)
+    names = [name for batch in joined for ids in batch.ids for name in ids.split("+")]
+    assert sorted(names) == sorted(apart)
+    assert any("+" in name for batch in joined for name in batch.ids)
+    for batch in joined:
+        assert batch.feature_lengths_N.tolist() == sorted(batch.feature_lengths_N, reverse=True)
+        for n, name in enumerate(batch.ids):
+            parts = name.split("+")
+            assert batch.texts[n] == " ".join(apart[part][0] for part in parts)
+            own = batch.features_NTF[n, : batch.feature_lengths_N[n]]
+            # Every part is there as it was, in this order.
+            position = 0
+            for part in parts:
+                wanted = apart[part][1]
+                places = (own == wanted[0]).all(1).nonzero()[:, 0].tolist()
+                position = next(
+                    place
+                    for place in places
+                    if place >= position and torch.equal(own[place : place + len(wanted)], wanted)
+                )
+                position += len(wanted)
+
+
+def test_draws_depend_on_seed_epoch_and_ids_only(corpus: Path) -> None:
+    first = batches(corpus, ALWAYS, epoch=3)
+    again = batches(corpus, ALWAYS, epoch=3, num_workers=1)
+    other = batches(corpus, ALWAYS, epoch=4)
+    for one, two in zip(first, again, strict=True):
+        assert one.ids == two.ids
+        assert torch.equal(one.features_NTF, two.features_NTF)
+    assert [b.ids for b in first] != [b.ids for b in other]
+
+
+def test_joined_batches_stay_within_the_bound_on_the_lattice(corpus: Path) -> None:
+    def nodes(batch: Batch) -> int:
+        frames = -(-int(batch.feature_lengths_N.max()) // 4)
+        return len(batch) * frames * (int(batch.target_lengths_N.max()) + 1)
+
+    joining = JoiningConfig(probability=1.0, longest_seconds=8.0, pause_probability=0.0)
+    unbound = max(map(nodes, batches(corpus, joining)))
+    apart = max(map(nodes, batches(corpus, JoiningConfig())))
+    assert unbound > apart
+    bound = (unbound + apart) // 2
+    bounded = batches(corpus, joining, max_lattice=bound)
+    assert max(map(nodes, bounded)) <= bound
+    assert any("+" in name for batch in bounded for name in batch.ids)
+
+
+def test_the_longest_joined_utterance_is_a_usual_length(corpus: Path) -> None:
+    module = DataModule(DataConfig(path=str(corpus), joining=ALWAYS))
+    module.train_loader()
+    assert module.p99_duration == 4.0
+
+
+def test_validation_is_unchanged(corpus: Path) -> None:
+    plain, joined = (
+        [batch.features_NTF for batch in DataModule(config).valid_loader()]
+        for config in (DataConfig(path=str(corpus)), DataConfig(path=str(corpus), joining=ALWAYS))
+    )
+    assert all(torch.equal(one, two) for one, two in zip(plain, joined, strict=True))
