@@ -67,6 +67,13 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         "silero-vad (default: %(default)s)",
     )
     parser.add_argument(
+        "--lost-speech",
+        choices=("retry", "mark", "ignore"),
+        default="retry",
+        help="speech for which the model has no text: decode it again by itself and mark it in the "
+        "transcript if it still has none; only mark it; or neither (default: %(default)s)",
+    )
+    parser.add_argument(
         "--microphone", action="store_true", help="transcribe the microphone live until Ctrl-C"
     )
     parser.add_argument(

@@ -192,7 +192,10 @@ class AudioRecogniser(ABC):
         """The same for readers, each with its segments."""
         decoder = BatchDecoder(self._best_paths, self._device, self._least_frames)
         batches = SegmentBatches(
-            decoder, self.batch_seconds / FEATURE_SECONDS, with_words=with_words
+            decoder,
+            self.batch_seconds / FEATURE_SECONDS,
+            with_words=with_words,
+            lost_speech=self._segments.lost_speech,
         )
         for reader, parts in recordings:
             recording = batches.start(

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pruned_rnnt.data.audio.features import batch_features, frame_count
 from pruned_rnnt.host_copy import to_device
 from pruned_rnnt.model.shape_steps import BatchPadding
+from pruned_rnnt.transcribe.lost_speech import Stretch
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import Segment
 from pruned_rnnt.transcribe.silence import is_digital_silence
@@ -82,6 +83,24 @@ def batch_input(
     is_whole_N = torch.tensor([isinstance(part, WholeRecording) for part in parts])
     is_silent_N = silent_NT.all(dim=1) & to_device(is_whole_N, device)
     return BatchInput(features_NTF, lengths_N, is_silent_N)
+
+
+def parts_of_batch(
+    batch: BatchInput, parts: Sequence[tuple[int, Stretch]], least_frames: int = 1
+) -> BatchInput:
+    """A batch of parts of the utterances of another one: the row and the frames of each."""
+    device = batch.features_NTF.device
+    features = [batch.features_NTF[row, begin:end] for row, (begin, end) in parts]
+    features = [
+        nn.functional.pad(x_TF.T[None], (0, max(0, least_frames - len(x_TF))), "replicate")[0].T
+        for x_TF in features
+    ]
+    lengths = [len(each) for each in features]
+    frames = _PADDING.frames_of(max(lengths)) if device.type == "cuda" else max(lengths)
+    padded_NTF = nn.utils.rnn.pad_sequence(features, batch_first=True)
+    padded_NTF = nn.functional.pad(padded_NTF, (0, 0, 0, frames - padded_NTF.size(1)))
+    lengths_N = to_device(torch.tensor(lengths), device)
+    return BatchInput(padded_NTF, lengths_N, torch.zeros_like(lengths_N, dtype=torch.bool))
 
 
 def _padded(segments: Sequence[Tensor], frames: int, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,10 +22,28 @@ from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.host_copy import HostCopy
 from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
 from pruned_rnnt.out_of_memory import is_out_of_memory
-from pruned_rnnt.transcribe.batch_input import BatchInput, batch_input, part_frames
+from pruned_rnnt.transcribe.batch_input import (
+    BatchInput,
+    batch_input,
+    part_frames,
+    parts_of_batch,
+)
 from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
+from pruned_rnnt.transcribe.lost_speech import (
+    FoundPath,
+    Mark,
+    Stretch,
+    loudest_nearby,
+    marks,
+    may_need_marks,
+    part_to_retry,
+    speech_frames,
+    stretches,
+    with_retried,
+    without_text,
+)
 from pruned_rnnt.transcribe.recordings import WholeRecording
-from pruned_rnnt.transcribe.segments import Segment
+from pruned_rnnt.transcribe.segments import LostSpeech, Segment
 from pruned_rnnt.transcribe.transcription import DecodedSegment, RecordingPath
 
 logger = logging.getLogger(__name__)
@@ -60,18 +78,39 @@ class _Waiting(NamedTuple):
     frames: int
 
 
+class _Retry(NamedTuple):
+    """A gap without text in a row of a batch, and the part of that row that is decoded again."""
+
+    row: int
+    gap: Stretch
+    part: Stretch
+
+    @property
+    def frames(self) -> int:
+        return self.part.end - self.part.begin
+
+
 class SegmentBatches:
     """Collects segments and decodes them in batches.
 
     Args:
         most_frames: feature frames of a batch, with padding; 0: each segment by itself, at once.
         with_words: whether words are wanted.
+        lost_speech: see `SegmentConfig`.
     """
 
-    def __init__(self, decoder: BatchDecoder, most_frames: float, *, with_words: bool) -> None:
+    def __init__(
+        self,
+        decoder: BatchDecoder,
+        most_frames: float,
+        *,
+        with_words: bool,
+        lost_speech: LostSpeech = "ignore",
+    ) -> None:
         self._decoder = decoder
         self._most_frames = most_frames
         self._with_words = with_words
+        self._lost_speech = lost_speech
         self._recordings: deque[RecordingPath] = deque()
         self._waiting: list[_Waiting] = []
         self._frames = 0
@@ -200,15 +239,80 @@ class SegmentBatches:
         """The best path of each segment; None for digital silence."""
         parts = [item.part for item in batch]
         found = batch_input(parts, self._decoder.device, self._decoder.least_frames)
-        copy = HostCopy([found.is_silent_N])
+        checks_speech = self._lost_speech != "ignore"
+        flags = [found.is_silent_N]
+        if checks_speech:
+            flags.append(loudest_nearby(found.features_NTF))
+        copy = HostCopy(flags)
         # Segments of a long recording are joined by the times of their words.
-        with_heads = self._with_words or any(isinstance(part, Segment) for part in parts)
+        with_heads = (
+            self._with_words or checks_speech or any(isinstance(part, Segment) for part in parts)
+        )
         best = yield from self._decoder.best_paths(found, with_heads)
-        is_silent_N = copy.tensors()[0].tolist()
+        paths = [FoundPath(*path) for path in best]
+        is_silent_N, *loudest_NT = copy.tensors()
+        places = [_place(item) for item in batch]
+        found_marks: list[list[Mark]] = [[] for _ in batch]
+        if checks_speech:
+            rows = [
+                row
+                for row, place in enumerate(places)
+                if not is_silent_N[row]
+                and may_need_marks(loudest_NT[0][row, : place.frames], paths[row].symbol_frames)
+            ]
+            speech = yield from self._speech(found, rows, places)
+            if self._lost_speech == "retry":
+                paths = yield from self._retried(found, paths, speech)
+            for row, own in speech.items():
+                found_marks[row] = marks(own, paths[row].symbol_frames, places[row].begin)
         return [
-            None if silent else DecodedSegment(hypothesis, head, _place(item))
-            for silent, (hypothesis, head), item in zip(is_silent_N, best, batch, strict=True)
+            None if silent else DecodedSegment(*path, place, own)
+            for silent, path, place, own in zip(
+                is_silent_N.tolist(), paths, places, found_marks, strict=True
+            )
         ]
+
+    def _speech(
+        self, batch: BatchInput, rows: Sequence[int], places: Sequence[SegmentPlace]
+    ) -> Generator[None, None, dict[int, list[Stretch]]]:
+        """The speech of some rows of a batch."""
+        if not rows:
+            return {}
+        parts = parts_of_batch(batch, [(row, Stretch(0, places[row].frames)) for row in rows])
+        copy = HostCopy([speech_frames(parts.features_NTF, parts.lengths_N)])
+        yield
+        (speech_NT,) = copy.tensors()
+        return {
+            row: stretches(speech_T[: places[row].frames])
+            for row, speech_T in zip(rows, speech_NT, strict=True)
+        }
+
+    def _retried(
+        self, batch: BatchInput, paths: Sequence[FoundPath], speech: Mapping[int, list[Stretch]]
+    ) -> Generator[None, None, list[FoundPath]]:
+        """The paths, after speech that has no text in them was decoded by itself."""
+        results = list(paths)
+        retries = [
+            _Retry(row, gap, part_to_retry(gap, own[-1].end))
+            for row, own in speech.items()
+            for gap in without_text(own, paths[row].symbol_frames)
+        ]
+        retries.sort(key=lambda retry: retry.frames)
+        most = batch.features_NTF.shape[:2].numel()
+        while retries:
+            count = 1
+            while count < len(retries) and (count + 1) * retries[count].frames <= most:
+                count += 1
+            now, retries = retries[:count], retries[count:]
+            parts = [(retry.row, retry.part) for retry in now]
+            found = yield from self._decoder.best_paths(
+                parts_of_batch(batch, parts, self._decoder.least_frames), True
+            )
+            for retry, path in zip(now, found, strict=True):
+                results[retry.row] = with_retried(
+                    results[retry.row], retry.gap, retry.part, FoundPath(*path)
+                )
+        return results
 
 
 def _go_on(batch: Generator[None]) -> bool:

@@ -19,6 +19,7 @@ from pruned_rnnt.decode.word_times import (
     word_spans,
 )
 from pruned_rnnt.transcribe.join import TimedUnit, join
+from pruned_rnnt.transcribe.lost_speech import Mark, still_without_text
 
 
 class SegmentPlace(NamedTuple):
@@ -42,12 +43,14 @@ class JoinedPath:
 
     Attributes:
         score: sum of the scores of all segments.
+        marks: stretches in which the text is not to be trusted.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, calibration: Calibration | None = None, *, with_words: bool
     ) -> None:
         self.score = 0.0
+        self.marks: list[Mark] = []
         self._tokenizer = tokenizer
         self._calibration = calibration
         self._with_words = with_words
@@ -59,10 +62,17 @@ class JoinedPath:
         self._tokens: list[TimedToken] = []
         self._begin = self._end = 0.0
 
-    def append(self, found: Hypothesis, head: HeadPath | None, place: SegmentPlace) -> None:
-        """Add the path of the next segment, and that of the CTC head through its symbols."""
+    def append(
+        self,
+        found: Hypothesis,
+        head: HeadPath | None,
+        place: SegmentPlace,
+        marks: Sequence[Mark] = (),
+    ) -> None:
+        """Add the path of the next segment, that of the CTC head through its symbols, and marks."""
         begin = place.begin * FEATURE_SECONDS
         self.score += found.score
+        self.marks += marks
         if place.overlap:
             self._join(self._timed(found, head, begin), begin)
         else:
@@ -90,6 +100,13 @@ class JoinedPath:
         earliest = self._tokens[-1].end if self._tokens else 0.0
         self._tokens += [
             t._replace(start=max(t.start, earliest), end=max(t.end, earliest)) for t in tokens
+        ]
+        # One window may have the text that the other one lacks.
+        starts = [token.start for token in self._tokens]
+        self.marks = [
+            part
+            for mark in self.marks
+            for part in (still_without_text(mark, starts) if mark.end > begin else [mark])
         ]
 
     def _finish_words(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from pruned_rnnt.data.audio.features import FEATURE_DIM
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.transcribe.silence import is_digital_silence
+
+LostSpeech = Literal["retry", "mark", "ignore"]
 
 _LONGEST_SECONDS = 30.0
 # Of the 99th percentile of the training utterances' durations.
@@ -45,6 +47,8 @@ class SegmentConfig:
     padding: kept before and after the speech of a segment.
     detector: how speech is found: by `energy`, or by `silero`, a neural network (needs the packages
         silero-vad and onnxruntime).
+    lost_speech: what is done about speech for which the model has no text: `retry` decodes it again
+        by itself, and marks it if it still has none; `mark` only marks it; `ignore` neither.
     """
 
     window: float | None = None
@@ -52,6 +56,7 @@ class SegmentConfig:
     pause: float = 0.3
     padding: float = 0.2
     detector: Literal["energy", "silero"] = "energy"
+    lost_speech: LostSpeech = "retry"
 
     def __post_init__(self) -> None:
         # The encoder processes a whole window at once, so the window determines its memory.
@@ -65,6 +70,10 @@ class SegmentConfig:
                 raise ValueError(f"{name} is {value:g}; it must be {least:g} to {most:g} seconds")
         if self.detector not in ("energy", "silero"):
             raise ValueError(f"detector is {self.detector!r}; it must be energy or silero")
+        if self.lost_speech not in get_args(LostSpeech):
+            raise ValueError(
+                f"lost_speech is {self.lost_speech!r}; it must be one of {get_args(LostSpeech)}"
+            )
 
     def lengths(self, p99_duration: float | None) -> SegmentLengths:
         """In frames, for a model whose training utterances have this 99th percentile."""

@@ -17,7 +17,7 @@ from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
 from pruned_rnnt.transcribe.live import LiveRecogniser, RawSource, transcribe_raw
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.transcription import Transcription
-from pruned_rnnt.transcribe.transcripts import transcript
+from pruned_rnnt.transcribe.transcripts import mark_text, transcript
 from pruned_rnnt.usage_errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def run_transcribe(
 ) -> bool:
     """Print or write the transcript of each file; False if a file could not be transcribed.
 
-    An error is printed for each such file, and the other files are still transcribed.
+    An error is printed for each such file, and the other files are still transcribed. Marks of
+    speech without text, or text without speech, are printed to stderr.
 
     Args:
         console: shows a progress bar for each file.
@@ -56,6 +57,8 @@ def run_transcribe(
             done = False
             continue
         write_transcript(result, item, options)
+        for mark in result.marks:
+            print(f"{item.path}: {mark_text(mark)}", file=sys.stderr)
     return done
 
 
@@ -123,6 +126,7 @@ def segment_config(options: argparse.Namespace) -> SegmentConfig:
             pause=options.pause,
             padding=options.padding,
             detector=options.detector,
+            lost_speech=options.lost_speech,
         )
     except ValueError as error:
         raise UsageError(f"--{error}") from error

@@ -13,6 +13,7 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.decode.word_times import TimedWord, words_of_parts
 from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
+from pruned_rnnt.transcribe.lost_speech import Mark
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,7 @@ class Transcription:
     score: natural log-probability of the path, or the sum of those of all segments.
     seconds: length of the audio.
     language: code of the first language tag that the model wrote; "" without one.
+    marks: stretches of the audio in which there is speech but no text, or text but no speech.
     """
 
     text: str
@@ -30,17 +32,19 @@ class Transcription:
     score: float
     seconds: float
     language: str = ""
+    marks: tuple[Mark, ...] = ()
 
     def __str__(self) -> str:
         return self.text
 
 
 class DecodedSegment(NamedTuple):
-    """The best path through a segment, and that of the CTC head, if there is one."""
+    """The best path through a segment, that of the CTC head, if there is one, and its marks."""
 
     hypothesis: Hypothesis
     head: HeadPath | None
     place: SegmentPlace
+    marks: Sequence[Mark] = ()
 
 
 @dataclass
@@ -96,6 +100,7 @@ def transcriptions(
             score=recording.path.score,
             seconds=round(recording.frames * FEATURE_SECONDS, 2),
             language=tokenizer.language_of(own_symbols),
+            marks=tuple(recording.path.marks),
         )
         for recording, text, own, own_symbols in zip(recordings, texts, words, symbols, strict=True)
     ]

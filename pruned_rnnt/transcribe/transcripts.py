@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from pruned_rnnt.decode.ctm import ctm_text
 from pruned_rnnt.decode.word_times import TimedWord
+from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.transcription import Transcription
 
 # A subtitle ends at a pause, or before it becomes too long to read.
@@ -19,16 +20,18 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     """The transcript of one file in the format `kind`; every line ends with a line break.
 
     text: `name<tab>text`, then with `times` a line `start end word` for each word.
-    jsonl: one object with file, seconds, text, score (log-probability of the path), and words,
-        each with start, end and confidence; of models with language tags also the language.
-    srt: numbered subtitles.
-    ctm: `name 1 start duration word confidence` for each word.
+    jsonl: one object with file, seconds, text, score (log-probability of the path), words, each
+        with start, end and confidence, and marks, each with kind, start and end; of models with
+        language tags also the language.
+    srt: numbered subtitles; a mark is one in brackets.
+    ctm: `name 1 start duration word confidence` for each word; a mark is a comment.
     """
     if kind == "srt":
-        return _srt(result.words)
+        return _srt(result)
     if kind == "ctm":
         words = ((w.word, w.start, w.end, w.confidence) for w in result.words)
-        return ctm_text(name, words)
+        notes = "".join(f";; {name} 1 {mark_text(mark)}\n" for mark in result.marks)
+        return ctm_text(name, words) + notes
     if kind == "jsonl":
         words_of_file = [
             {"word": w.word, "start": w.start, "end": w.end, "confidence": w.confidence}
@@ -41,12 +44,20 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
             **({"language": result.language} if result.language else {}),
             "score": round(result.score, 4),
             "words": words_of_file,
+            "marks": [mark._asdict() for mark in result.marks],
         }
         return json.dumps(values, ensure_ascii=False) + "\n"
     lines = [f"{name}\t{result.text}"]
     if times:
-        lines += [f"{w.start:9.2f}{w.end:9.2f}  {w.word}" for w in result.words]
+        timed = [(w.start, w.end, w.word) for w in result.words]
+        timed += [(mark.start, mark.end, f"[{mark.kind}]") for mark in result.marks]
+        lines += [f"{start:9.2f}{end:9.2f}  {text}" for start, end, text in sorted(timed)]
     return "\n".join(lines) + "\n"
+
+
+def mark_text(mark: Mark) -> str:
+    """For example `3.20 to 4.60 s: speech without text`."""
+    return f"{mark.start:.2f} to {mark.end:.2f} s: {mark.kind}"
 
 
 def subtitles(words: Sequence[TimedWord]) -> list[list[TimedWord]]:
@@ -69,12 +80,16 @@ def subtitles(words: Sequence[TimedWord]) -> list[list[TimedWord]]:
     return parts
 
 
-def _srt(words: Sequence[TimedWord]) -> str:
-    blocks = []
-    for number, part in enumerate(subtitles(words), start=1):
-        text = " ".join(word.word for word in part)
-        blocks.append(f"{number}\n{_clock(part[0].start)} --> {_clock(part[-1].end)}\n{text}\n")
-    return "\n".join(blocks)
+def _srt(result: Transcription) -> str:
+    shown = [
+        (part[0].start, part[-1].end, " ".join(word.word for word in part))
+        for part in subtitles(result.words)
+    ]
+    shown += [(mark.start, mark.end, f"[{mark.kind}]") for mark in result.marks]
+    return "\n".join(
+        f"{number}\n{_clock(start)} --> {_clock(end)}\n{text}\n"
+        for number, (start, end, text) in enumerate(sorted(shown), start=1)
+    )
 
 
 def _clock(seconds: float) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from pruned_rnnt.decode.word_times import TimedWord
+from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.transcription import Transcription
 from pruned_rnnt.transcribe.transcripts import subtitles, transcript
 
@@ -67,6 +69,23 @@ def test_ctm_and_text() -> None:
     with_times = transcript(example(), "a", "text", True).splitlines()
     assert with_times[1].split() == ["0.04", "0.30", "one"]
     assert len(with_times) == 4
+
+
+def test_marks_are_in_every_format() -> None:
+    marks = (Mark("speech without text", 0.7, 2.25), Mark("text without speech", 4.0, 4.3))
+    marked = replace(example(), marks=marks)
+    assert json.loads(transcript(marked, "a", "jsonl", False))["marks"][0] == {
+        "kind": "speech without text",
+        "start": 0.7,
+        "end": 2.25,
+    }
+    blocks = transcript(marked, "a", "srt", False).split("\n\n")
+    assert blocks[1] == "2\n00:00:00,700 --> 00:00:02,250\n[speech without text]"
+    assert transcript(marked, "a", "ctm", False).splitlines()[-1] == (
+        ";; a 1 4.00 to 4.30 s: text without speech"
+    )
+    lines = transcript(marked, "a", "text", True).splitlines()
+    assert [line.split()[2] for line in lines[1:]] == ["one", "twö", "[speech", "[text", "three"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,267 @@
+"""Speech without text, and text without speech, in what a model made of a segment.
+
+Transducers skip words without a sign, most often in audio unlike their training utterances. Where
+a segment has speech but no symbol for longer than words take, that part is decoded again by itself;
+if it has no text then, either, it is marked. Likewise text is marked where nothing is said.
+
+The evidence is the energy of the audio, not the model, so it holds for models of any kind. As in
+`speech_energy`, a frame is speech if it is well above the noise of its segment in any mel bins.
+
+Axes: N batch, T feature frames (10 ms), P pooled frames (50 ms), F mel bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.transcribe.silence import is_digital_silence
+
+# The symbol at a frame may belong to the speech of so many feature frames before and after it; the
+# last one before a pause to more, because words are longer there.
+_BEFORE, _AFTER, _AFTER_LAST = 50, 30, 70
+# Pauses up to this are part of the speech; shorter speech without symbols is no word.
+_SHORT_PAUSE, _LEAST = 20, 30
+# Symbols so far below the loudest one (13 dB) may be in silence.
+_FAR_BELOW = 3.0
+# Kept on both sides of a part that is decoded again.
+_CONTEXT = 28
+# As in `speech_energy`.
+_POOL_FRAMES, _SMOOTHING_FRAMES = 5, 3
+_NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
+_FRACTION, _LEAST_EXCESS, _MOST_EXCESS = 0.25, 0.5, 1.5
+
+MarkKind = Literal["speech without text", "text without speech"]
+
+
+class Mark(NamedTuple):
+    """A stretch of the audio, in seconds, in which the text is not to be trusted."""
+
+    kind: MarkKind
+    start: float
+    end: float
+
+
+class Stretch(NamedTuple):
+    """Feature frames from `begin` to `end`."""
+
+    begin: int
+    end: int
+
+
+def loudest_nearby(features_NTF: Tensor) -> Tensor:
+    """(N, T) on the device: the largest log-energy of the frames that a symbol may belong to."""
+    energy_NT = nn.functional.pad(features_NTF.mean(dim=2), (_BEFORE, _AFTER), value=-1e4)
+    return nn.functional.max_pool1d(energy_NT, _BEFORE + _AFTER + 1, stride=1)
+
+
+def may_need_marks(loudest_T: Tensor, symbol_frames: Sequence[int]) -> bool:
+    """Whether the speech of an utterance has to be found to know if there is anything to mark.
+
+    Almost no utterance has a long gap between symbols, or a symbol far below the loudest ones.
+    """
+    frames = len(loudest_T)
+    places = [min(frame * SUBSAMPLING_FACTOR, frames - 1) for frame in symbol_frames]
+    if not places:
+        return True
+    reached = 0
+    for place in places:
+        if place - _BEFORE - reached >= _LEAST:
+            return True
+        reached = place + _AFTER
+    if frames - (places[-1] + _AFTER_LAST) >= _LEAST:
+        return True
+    loud_U = loudest_T[places]
+    return bool(loud_U.min() < loud_U.max() - _FAR_BELOW)
+
+
+def speech_frames(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
+    """(N, T) bool on the device: the frames of each utterance that are speech."""
+    frames = features_NTF.size(1)
+    real_NT = torch.arange(frames, device=features_NTF.device) < lengths_N[:, None]
+    weight_NT = real_NT.to(features_NTF.dtype)
+    in_use_NTF = features_NTF * weight_NT[:, :, None]
+    share_NP1 = _pooled(weight_NT[:, :, None])
+    pooled_NPF = _pooled(in_use_NTF) / share_NP1.clamp(min=1 / frames)
+    # Digital silence is no estimate of the noise: it comes from cutting and joining.
+    unused_NP = is_digital_silence(pooled_NPF.flatten(0, 1)).view(pooled_NPF.shape[:2])
+    unused_NP = unused_NP | (share_NP1[:, :, 0] == 0)
+    counts_N = (~unused_NP).sum(dim=1)
+    sorted_NPF = pooled_NPF.masked_fill(unused_NP[:, :, None], torch.inf).sort(dim=1).values
+    noise_N1F = _quantile(sorted_NPF, counts_N, _NOISE_QUANTILE)
+    level_NP = _excess(pooled_NPF, noise_N1F)
+    sorted_NP1 = level_NP.masked_fill(unused_NP, torch.inf).sort(dim=1).values[:, :, None]
+    noise_N = _quantile(sorted_NP1, counts_N, _NOISE_QUANTILE)[:, 0, 0]
+    speech_N = _quantile(sorted_NP1, counts_N, _SPEECH_QUANTILE)[:, 0, 0]
+    margin_N = (_FRACTION * (speech_N - noise_N)).clamp(_LEAST_EXCESS, _MOST_EXCESS)
+    level_NT = _smooth(_excess(in_use_NTF, noise_N1F) * weight_NT) / _smooth(weight_NT)
+    # Beyond the end, 0 / 0 is no speech.
+    return (level_NT >= (noise_N + margin_N)[:, None]) & real_NT & (counts_N > 0)[:, None]
+
+
+def _pooled(features_NTF: Tensor) -> Tensor:
+    """(N, T, F) -> (N, P, F)"""
+    pooled_NFP = nn.functional.avg_pool1d(
+        features_NTF.transpose(1, 2), _POOL_FRAMES, ceil_mode=True, count_include_pad=False
+    )
+    return pooled_NFP.transpose(1, 2)
+
+
+def _smooth(values_NT: Tensor) -> Tensor:
+    width = 2 * _SMOOTHING_FRAMES + 1
+    return nn.functional.avg_pool1d(values_NT, width, stride=1, padding=_SMOOTHING_FRAMES)
+
+
+def _quantile(sorted_NPX: Tensor, counts_N: Tensor, fraction: float) -> Tensor:
+    """(N, 1, X), of the first counts_N along P."""
+    places_N = (fraction * (counts_N - 1).clamp(min=0)).round().long()
+    places_N1X = places_N[:, None, None].expand(-1, 1, sorted_NPX.size(2))
+    found_N1X = sorted_NPX.gather(1, places_N1X)
+    return found_N1X.masked_fill((counts_N == 0)[:, None, None], 0.0)
+
+
+def _excess(features_NTF: Tensor, noise_N1F: Tensor) -> Tensor:
+    """(N, T, F) -> (N, T): the root mean square of the excess over the noise."""
+    return (features_NTF - noise_N1F).clamp(min=0).square().mean(dim=2).sqrt()
+
+
+def stretches(is_speech_T: Tensor) -> list[Stretch]:
+    """The speech of one utterance, on the CPU, across short pauses."""
+    edges_T = torch.diff(nn.functional.pad(is_speech_T.int(), (1, 1)))
+    places = edges_T.nonzero()[:, 0].tolist()
+    found: list[Stretch] = []
+    for begin, end in zip(places[::2], places[1::2], strict=True):
+        if found and begin - found[-1].end <= _SHORT_PAUSE:
+            begin, _ = found.pop()
+        found.append(Stretch(begin, end))
+    return found
+
+
+def without_text(speech: Sequence[Stretch], symbol_frames: Sequence[int]) -> list[Stretch]:
+    """The stretches of speech, or parts of them, that no symbol belongs to.
+
+    symbol_frames: encoder frames of the symbols, in order.
+    """
+    found = []
+    for begin, end in speech:
+        reached = begin
+        for frame in symbol_frames:
+            if _belongs(frame, Stretch(begin, end)):
+                place = frame * SUBSAMPLING_FACTOR
+                if place - _BEFORE - reached >= _LEAST:
+                    found.append(Stretch(reached, place - _BEFORE))
+                reached = max(reached, place + _AFTER)
+        if reached > begin:
+            reached += _AFTER_LAST - _AFTER
+        if end - reached >= _LEAST:
+            found.append(Stretch(reached, end))
+    return found
+
+
+def without_speech(speech: Sequence[Stretch], symbol_frames: Sequence[int]) -> list[Stretch]:
+    """Where symbols are to which no speech belongs, one stretch for symbols in a row."""
+    found: list[Stretch] = []
+    was_alone = False
+    for frame in symbol_frames:
+        place = frame * SUBSAMPLING_FACTOR
+        is_alone = not any(_belongs(frame, stretch) for stretch in speech)
+        if is_alone:
+            stretch = Stretch(place, place + SUBSAMPLING_FACTOR)
+            if was_alone:
+                stretch = Stretch(found.pop().begin, stretch.end)
+            found.append(stretch)
+        was_alone = is_alone
+    return found
+
+
+def part_to_retry(gap: Stretch, frames: int) -> Stretch:
+    """The gap with some context, at a multiple of an encoder frame."""
+    begin = max(0, gap.begin - _CONTEXT) // SUBSAMPLING_FACTOR * SUBSAMPLING_FACTOR
+    return Stretch(begin, min(frames, gap.end + _CONTEXT))
+
+
+class FoundPath(NamedTuple):
+    """The best path through an utterance, and that of the CTC head through its symbols."""
+
+    hypothesis: Hypothesis
+    head: HeadPath | None
+
+    @property
+    def symbol_frames(self) -> tuple[int, ...]:
+        """The encoder frames nearest to the sounds."""
+        return self.hypothesis.frames if self.head is None else self.head.frames
+
+
+def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPath) -> FoundPath:
+    """The path with the symbols that the part by itself has in the gap.
+
+    Unchanged if it has none, or only those that the path has beside the gap.
+    """
+    offset = part.begin // SUBSAMPLING_FACTOR
+    inside = [
+        n
+        for n, frame in enumerate(retried.symbol_frames)
+        if gap.begin - _AFTER <= (offset + frame) * SUBSAMPLING_FACTOR < gap.end + _BEFORE
+    ]
+    place = sum(frame * SUBSAMPLING_FACTOR < gap.begin for frame in path.symbol_frames)
+    symbols = tuple(retried.hypothesis.symbols[n] for n in inside)
+    known = path.hypothesis.symbols
+    beside = (known[max(0, place - len(symbols)) : place], known[place : place + len(symbols)])
+    if not symbols or symbols in beside:
+        return path
+
+    def inserted(own: tuple, new: tuple, shift: int = 0) -> tuple:  # type: ignore[type-arg]
+        return (*own[:place], *(new[n] + shift for n in inside), *own[place:])
+
+    old, new = path.hypothesis, retried.hypothesis
+    hypothesis = replace(
+        old,
+        symbols=inserted(old.symbols, new.symbols),
+        frames=inserted(old.frames, new.frames, offset),
+        score=old.score + sum(new.symbol_scores[n] for n in inside),
+        symbol_scores=inserted(old.symbol_scores, new.symbol_scores),
+        durations=inserted(old.durations, new.durations) if new.durations else (),
+    )
+    head = None
+    if path.head is not None and retried.head is not None:
+        head = HeadPath(
+            inserted(path.head.frames, retried.head.frames, offset),
+            inserted(path.head.log_probs, retried.head.log_probs),
+        )
+    return FoundPath(hypothesis, head)
+
+
+def marks(speech: Sequence[Stretch], symbol_frames: Sequence[int], begin: int) -> list[Mark]:
+    """What is to be marked of a segment that begins at a feature frame of its recording."""
+    found = [(stretch, True) for stretch in without_text(speech, symbol_frames)]
+    found += [(stretch, False) for stretch in without_speech(speech, symbol_frames)]
+    return [
+        Mark(
+            "speech without text" if is_speech else "text without speech",
+            round((begin + stretch.begin) * FEATURE_SECONDS, 2),
+            round((begin + stretch.end) * FEATURE_SECONDS, 2),
+        )
+        for stretch, is_speech in sorted(found)
+    ]
+
+
+def still_without_text(mark: Mark, symbol_starts: Sequence[float]) -> list[Mark]:
+    """The parts of a mark of speech that none of these symbols, at seconds, belongs to."""
+    if mark.kind != "speech without text":
+        return [mark]
+    speech = Stretch(*(round(second / FEATURE_SECONDS) for second in mark[1:]))
+    frames = [round(second / FEATURE_SECONDS) // SUBSAMPLING_FACTOR for second in symbol_starts]
+    return marks([speech], [f for f in frames if _belongs(f, speech)], 0)
+
+
+def _belongs(symbol_frame: int, speech: Stretch) -> bool:
+    place = symbol_frame * SUBSAMPLING_FACTOR
+    return speech.begin < place + _AFTER and place - _BEFORE < speech.end
