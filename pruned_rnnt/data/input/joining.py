@@ -17,13 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pruned_rnnt.data.input.feature_transforms import LOG_ENERGY_PER_DB
 from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 FRAMES_PER_SECOND = 100
 # Log-mel energy of samples that are all zero.
 DIGITAL_SILENCE = -15.9424
-# Log-mel energy of noise of one step of 16 bits, and of clearly audible noise.
-_FAINT_NOISE = (-15.0, -7.0)
+# Log-mel energies of noise of one step of 16 bits, and of a noisy room, at the two ends of the mel
+# axis: white noise rises by 4 along it, because the bins become wider.
+_NOISE_LEVEL = (-15.0, -4.0)
 # Share of an utterance's frames that are taken for its background.
 _QUIETEST_SHARE = 0.1
 
@@ -33,13 +35,15 @@ class JoiningConfig:
     """Silence around training utterances, and utterances joined into longer ones.
 
     silence_probability: probability that silence is inserted before an utterance, and likewise
-        after it. It is digital silence, faint noise, or noise like the utterance's own background.
+        after it. It is digital silence, noise of any level and colour, or noise like the
+        utterance's own background.
     silence_seconds: longest silence, on top of data.max_duration.
     probability: probability that the utterances of a batch are joined, in groups of equal size, as
         far as data.max_lattice allows.
     longest_seconds: longest joined utterance.
     pause_probability: probability of a pause between two joined utterances.
     pause_seconds: longest pause.
+    gain_db: largest gain or loss in dB of each of the joined utterances, as of several speakers.
     """
 
     silence_probability: float = 0.0
@@ -48,11 +52,13 @@ class JoiningConfig:
     longest_seconds: float = 20.0
     pause_probability: float = 0.5
     pause_seconds: float = 1.0
+    gain_db: float = 0.0
 
     def __post_init__(self) -> None:
         section = "data.joining"
         check_fractions(section, self, "silence_probability", "probability", "pause_probability")
-        check_at_least(section, self, silence_seconds=0, longest_seconds=0, pause_seconds=0)
+        check_at_least(section, self, silence_seconds=0, longest_seconds=0)
+        check_at_least(section, self, pause_seconds=0, gain_db=0)
 
 
 class JoinedFeatures(NamedTuple):
@@ -90,6 +96,9 @@ def with_silence(
     pieces: list[Tensor] = []
     begins = []
     for number, features_TF in enumerate(parts):
+        if len(parts) > 1 and config.gain_db > 0:
+            gain_db = rng.uniform(-config.gain_db, config.gain_db)
+            features_TF = features_TF + gain_db * LOG_ENERGY_PER_DB
         pieces.append(_silence(features_TF, *(between if number else around)))
         begins.append(sum(map(len, pieces)))
         pieces.append(features_TF)
@@ -113,7 +122,8 @@ def _silence(
     fluctuation_TF = torch.from_numpy(
         np.log(rng.gamma(4.0, 0.25, size=(frames, bins)).astype(np.float32))
     )
-    level_F = torch.full((bins,), float(rng.uniform(*_FAINT_NOISE)))
+    low, high = rng.uniform(*_NOISE_LEVEL, size=2).tolist()
+    level_F = torch.linspace(low, high, bins)
     if kind == 2:
         quietest = max(1, int(_QUIETEST_SHARE * len(features_TF)))
         places = features_TF.mean(1).topk(quietest, largest=False).indices
