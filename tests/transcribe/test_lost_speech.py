@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.tokens.tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser

@@ -53,6 +53,7 @@ class _Utterance(NamedTuple):
 
     id: str
     text: str
+    symbols: list[int]
     language: str
     duration: float
     words: tuple[AlignedWord, ...]
@@ -117,9 +118,7 @@ class SpeechDataset(Dataset[Batch]):
         if self.two_views:
             second_views = [utterance.views[1] for utterance in utterances]
             second_view_NTF, _ = pad_features(second_views, LOG_EPSILON)
-        targets_NU, target_lengths_N = pad_targets(
-            [self.tokenizer.encode(utterance.text, utterance.language) for utterance in utterances]
-        )
+        targets_NU, target_lengths_N = pad_targets([utterance.symbols for utterance in utterances])
         return Batch(
             features_NTF=features_NTF,
             feature_lengths_N=feature_lengths_N,
@@ -174,10 +173,7 @@ class SpeechDataset(Dataset[Batch]):
             frames, symbols = (max(each) for each in zip(*sizes, strict=True))
             most = self.lattice_bound.most // (len(read) * frames * symbols)
         groups = groups_to_join(durations, most, self.joining, rng)
-        joined = [[read[place] for place in group] for group in groups]
-        if any(len({cut_language(cut) for cut, _ in group}) > 1 for group in joined):
-            return [[each] for each in read]  # a joined utterance has one language
-        return joined
+        return [[read[place] for place in group] for group in groups]
 
     def _utterance(self, parts: Sequence[tuple[Any, Tensor]], epoch: int) -> _Utterance:
         """One utterance of the parts, augmented unless the dataset is for validation."""
@@ -192,10 +188,19 @@ class SpeechDataset(Dataset[Batch]):
                 views = self.augmenter.two_views(joined.features_TF, epoch=epoch, cut_id=name)
             else:
                 views = (self.augmenter(joined.features_TF, epoch=epoch, cut_id=name),)
+        texts = [cut_text(cut) for cut in cuts]
+        text = ("" if all(map(written_without_spaces, texts)) else " ").join(texts)
+        languages = [cut_language(cut) for cut in cuts]
+        if len(set(languages)) == 1:
+            symbols = self.tokenizer.encode(text, languages[0])
+        else:  # each part has the tag of its language
+            encoded = map(self.tokenizer.encode, texts, languages)
+            symbols = [symbol for part in encoded for symbol in part]
         return _Utterance(
             id=name,
-            text=_joined_texts([cut_text(cut) for cut in cuts]),
-            language=cut_language(cuts[0]),
+            text=text,
+            symbols=symbols,
+            language=languages[0],
             duration=sum(float(cut.duration) for cut in cuts),
             words=tuple(
                 replace(word, start=word.start + begin / FRAMES_PER_SECOND)
@@ -254,10 +259,6 @@ class SpeechDataset(Dataset[Batch]):
             samples_S = with_shar_audio(cut).load_audio()[0]
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
-
-
-def _joined_texts(texts: Sequence[str]) -> str:
-    return ("" if all(map(written_without_spaces, texts)) else " ").join(texts)
 
 
 def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
