@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from pruned_rnnt.train.optim.untraced import AdamW
+
 
 @runtime_checkable
 class ConditionalOptimiser(Protocol):
@@ -70,7 +72,7 @@ class Condition:
         return values if self.applies is None else values.masked_fill_(~self.applies, 0.0)
 
 
-class FusedAdamW(torch.optim.AdamW):
+class FusedAdamW(AdamW):
     """AdamW with one kernel for all parameters, which also reads the flag; see
     `ConditionalOptimiser`."""
 

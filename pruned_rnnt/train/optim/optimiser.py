@@ -16,6 +16,7 @@ from pruned_rnnt.train.optim.median_clipping import change_clip_scale
 from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, trained_parameters
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
+from pruned_rnnt.train.optim.untraced import AdamW, leave_dynamo_unloaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ def build_optimiser(
     Its moments are allocated here, before the first pass: running out of memory in an update,
     unlike in a pass, ends training.
     """
+    leave_dynamo_unloaded()
     parameters: list[Any] = [
         group.options(config.name) for group in groups or trained_parameters(model)
     ]
@@ -104,7 +106,7 @@ def build_optimiser(
     ordered = [parameter for options in by_decay for parameter in options["params"]]
     fused = all(p.is_cuda for p in ordered)
     # The fused update allocates no memory.
-    optimiser = (FusedAdamW if fused else torch.optim.AdamW)(by_decay, fused=fused, **of_adam)
+    optimiser = (FusedAdamW if fused else AdamW)(by_decay, fused=fused, **of_adam)
     moments = {
         index: {
             "step": torch.tensor(0.0),
