@@ -1,8 +1,8 @@
 """Configuration: defaults in frozen dataclasses <- YAML file <- `section.key=value`.
 
-Only this module and config_keys use OmegaConf. A configuration class is a frozen, keyword-only
-dataclass beside the code that it configures; nested ones make sections. A YAML file holds
-differences from the defaults only, and may extend another file of the same folder with
+Only this module, config_files and config_keys use OmegaConf. A configuration class is a frozen,
+keyword-only dataclass beside the code that it configures; nested ones make sections. A YAML file
+holds differences from the defaults only, and may extend another file of its folder with
 `base: other.yaml`. If it chooses another `kind` of a section, the settings that its base has there
 do not count, because they are those of the other kind.
 """
@@ -15,13 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from pruned_rnnt.config_files import (
+    ConfigError as ConfigError,
+)
+from pruned_rnnt.config_files import (
+    config_file,
+    parse_override,
+    plain_values,
+    read_with_bases,
+)
 from pruned_rnnt.config_keys import did_you_mean, first_line, fits, leaves, unknown_key, wrong_value
 
 ConfigT = TypeVar("ConfigT")
-
-
-class ConfigError(ValueError):
-    """An invalid configuration; the message names the key or the file."""
 
 
 def load_config(
@@ -43,43 +48,13 @@ def load_config(
     Raises:
         ConfigError: missing or malformed file, unknown key, wrong type, value out of range.
     """
-    layers: list[tuple[str, Any]] = [(base[0], dict(base[1]))] if base is not None else []
+    layers = [(base[0], plain_values(base[1], base[0]))] if base is not None else []
     if yaml_path is not None:
-        files = _read_with_bases(config_file(yaml_path), seen=())
+        files = read_with_bases(config_file(yaml_path))
         _drop_other_kinds(cls, files)
         layers += files
-    layers += [(f"override '{item}'", _parse_override(item)) for item in overrides]
+    layers += [(f"override '{item}'", parse_override(item)) for item in overrides]
     return _merge(cls, layers)
-
-
-def configs_folder() -> Path:
-    """The folder with the packaged YAML files: inside the package, or beside it in a checkout."""
-    installed = Path(__file__).with_name("configs")
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
-
-
-def config_file(path: str | Path) -> Path:
-    """`path` itself, or for a bare name such as `own` the packaged file of that name.
-
-    A file of that name in the current folder takes precedence.
-
-    Raises:
-        ConfigError: neither a file nor a packaged name; the message lists the names.
-    """
-    path = Path(path)
-    if path.is_file():
-        return path
-    if path.name == str(path) and path.suffix in ("", ".yaml"):
-        packaged = configs_folder() / f"{path.stem}.yaml"
-        if packaged.is_file():
-            return packaged
-        names = sorted(file.stem for file in configs_folder().glob("*.yaml"))
-        guesses = difflib.get_close_matches(path.stem, names, n=1)
-        raise ConfigError(
-            f"config file not found: {path}, and the packaged ones are {', '.join(names)}"
-            f"{did_you_mean(guesses)}"
-        )
-    return path
 
 
 def value_of(key: str, yaml_path: str | Path | None = None, overrides: Iterable[str] = ()) -> Any:
@@ -89,8 +64,8 @@ def value_of(key: str, yaml_path: str | Path | None = None, overrides: Iterable[
     """
     from omegaconf import OmegaConf
 
-    layers = _read_with_bases(config_file(yaml_path), seen=()) if yaml_path is not None else []
-    nodes = [values for _, values in layers] + [_parse_override(item) for item in overrides]
+    layers = read_with_bases(config_file(yaml_path)) if yaml_path is not None else []
+    nodes = [values for _, values in layers] + [parse_override(item) for item in overrides]
     values = [OmegaConf.select(node, key) for node in nodes]
     return next((value for value in reversed(values) if value is not None), None)
 
@@ -101,7 +76,7 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "conf
     Args:
         source: origin of the values, for the error message.
     """
-    return _merge(cls, [(source, dict(values))])
+    return _merge(cls, [(source, plain_values(values, source))])
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -154,45 +129,10 @@ def _leaves(config: Any) -> dict[str, Any]:
     return leaves(config if isinstance(config, Mapping) else to_dict(config))
 
 
-def _read_with_bases(path: Path, seen: tuple[Path, ...]) -> list[tuple[str, Any]]:
-    """The file's own values after those of its bases, outermost base first."""
-    from omegaconf import DictConfig, OmegaConf
-
-    if not path.is_file():
-        base_note = f" (the `base` of {seen[-1]})" if seen else ""
-        raise ConfigError(f"config file not found: {path}{base_note}")
-    if path.resolve() in seen:
-        raise ConfigError(f"{path}: `base` leads back to the file itself")
-    try:
-        values = OmegaConf.load(path)
-    except Exception as error:  # the YAML parser's own error types are not part of its interface
-        raise ConfigError(f"{path} is not readable as YAML: {error}") from error
-    if not isinstance(values, DictConfig):
-        raise ConfigError(f"{path}: expected `key: value` lines at the top level")
-    base = values.pop("base", None)
-    layers = []
-    if base is not None:
-        layers = _read_with_bases(path.parent / str(base), (*seen, path.resolve()))
-    return [*layers, (str(path), values)]
-
-
-def _parse_override(item: str) -> Any:
-    from omegaconf import OmegaConf
-
-    key, equals, _ = item.partition("=")
-    if not equals or not key or key.startswith("-"):
-        raise ConfigError(f"override '{item}' is not of the form section.key=value")
-    try:
-        return OmegaConf.from_dotlist([item])
-    except Exception as error:
-        raise ConfigError(f"override '{item}' cannot be read: {error}") from error
-
-
 def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-    layers = [(source, OmegaConf.create(values)) for source, values in layers]
     start = _defaults(cls, layers)
     merged = start
     for source, values in layers:

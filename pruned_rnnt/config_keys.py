@@ -63,7 +63,7 @@ def wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
 
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; OmegaConf's errors have more, about its own types."""
-    return str(error).splitlines()[0].strip()
+    return next(iter(str(error).splitlines()), type(error).__name__).strip()
 
 
 def _first_bad_key(start: Any, values: Any) -> str | None:

@@ -11,14 +11,14 @@ import pytest
 
 from pruned_rnnt.config import (
     ConfigError,
-    config_file,
-    configs_folder,
     differences,
     from_dict,
     load_config,
     to_dict,
     to_yaml,
+    value_of,
 )
+from pruned_rnnt.config_files import config_file, configs_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +143,62 @@ def test_errors_name_the_key(override: str, message: str) -> None:
 def test_errors_name_the_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(Experiment, write(tmp_path / "bad.yaml", text))
+
+
+@pytest.mark.parametrize("value", ["${oc.env:SECRET}", "${oc.env", "a ${seed}", "[b, '${seed}']"])
+@pytest.mark.parametrize("key", ["optimiser.name", "seed", "task"])
+def test_interpolation_is_refused(
+    tmp_path: Path, value: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration may come from somebody else: it reads no environment, and no other keys."""
+    monkeypatch.setenv("SECRET", "s3cret")
+    section, _, name = key.rpartition(".")
+    text = f"{name}: {value}\n"
+    path = write(tmp_path / "c.yaml", f"{section}:\n  {text}" if section else text)
+    write(tmp_path / "top.yaml", "base: c.yaml\n")
+    tree = {section: {name: value}} if section else {name: value}
+    for load in (
+        lambda: load_config(Experiment, path),
+        lambda: load_config(Experiment, tmp_path / "top.yaml"),
+        lambda: load_config(Experiment, None, [f"{key}={value}"]),
+        lambda: load_config(Experiment, base=("the base", tree)),
+        lambda: from_dict(Experiment, tree, "step-1.pt"),
+        lambda: value_of(key, path),
+        lambda: value_of("seed", None, [f"{key}={value}"]),
+    ):
+        with pytest.raises(ConfigError, match=rf"{key}' holds '\$\{{'") as caught:
+            load()
+        message = str(caught.value)
+        assert any(name in message for name in ("c.yaml", "override", "the base", "step-1.pt"))
+        assert "s3cret" not in message
+
+
+@pytest.mark.parametrize(
+    "base", ["../outside.yaml", "sub/../../outside.yaml", "{outside}", "link.yaml", "[1]"]
+)
+def test_base_stays_in_the_folder_of_its_file(tmp_path: Path, base: str) -> None:
+    outside = write(tmp_path / "outside.yaml", "hidden: 5\nseed: [\n")
+    folder = tmp_path / "received"
+    folder.mkdir()
+    (folder / "link.yaml").symlink_to(outside)
+    path = write(folder / "top.yaml", f"base: {base.format(outside=outside)!r}\n")
+    with pytest.raises(ConfigError, match=r"top\.yaml") as caught:
+        load_config(Experiment, path)
+    assert "hidden" not in str(caught.value)
+
+
+def test_base_may_be_below_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "sub" / "base.yaml", "seed: 3\n")
+    assert load_config(Experiment, write(tmp_path / "c.yaml", "base: sub/base.yaml\n")).seed == 3
+
+
+def test_unreadable_yaml_is_named_by_its_line(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.yaml", "wheel:x:0\nseed: 3\nsecret: [1\nother: 2\n")
+    with pytest.raises(ConfigError, match=r"c\.yaml, line \d: not readable as YAML") as caught:
+        load_config(Experiment, path)
+    assert "wheel" not in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""The layers of a configuration: YAML files with their bases, overrides and saved values.
+
+A configuration may come from somebody else, with a run, a checkpoint or a repository of models.
+Texts are therefore taken as they are written: OmegaConf's `${...}`, which reads environment
+variables and other keys, is refused, and so is a `base` outside the folder of its file. Messages
+show no content of a file that is not readable as YAML.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.config_keys import did_you_mean, first_line, leaves
+
+_INTERPOLATION = "${"
+
+
+class ConfigError(ValueError):
+    """An invalid configuration; the message names the key or the file."""
+
+
+def configs_folder() -> Path:
+    """The folder with the packaged YAML files: inside the package, or beside it in a checkout."""
+    installed = Path(__file__).with_name("configs")
+    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def config_file(path: str | Path) -> Path:
+    """`path` itself, or for a bare name such as `own` the packaged file of that name.
+
+    A file of that name in the current folder takes precedence.
+
+    Raises:
+        ConfigError: neither a file nor a packaged name; the message lists the names.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if path.name == str(path) and path.suffix in ("", ".yaml"):
+        packaged = configs_folder() / f"{path.stem}.yaml"
+        if packaged.is_file():
+            return packaged
+        names = sorted(file.stem for file in configs_folder().glob("*.yaml"))
+        guesses = difflib.get_close_matches(path.stem, names, n=1)
+        raise ConfigError(
+            f"config file not found: {path}, and the packaged ones are {', '.join(names)}"
+            f"{did_you_mean(guesses)}"
+        )
+    return path
+
+
+def read_with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, Any]]:
+    """Name and values of each file: outermost base first, the file at `path` last.
+
+    Raises:
+        ConfigError: a file that is missing, unreadable, holds `${...}` or leads to itself, or a
+            base outside the folder of its file.
+    """
+    if not path.is_file():
+        base_note = f" (the `base` of {seen[-1]})" if seen else ""
+        raise ConfigError(f"config file not found: {path}{base_note}")
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: `base` leads back to the file itself")
+    values = _read_yaml(path)
+    base = values.pop("base", None)
+    layers = []
+    if base is not None:
+        base_path = path.parent / str(base)
+        if not base_path.resolve().is_relative_to(path.parent.resolve()):
+            raise ConfigError(f"{path}: 'base={base}' is not in the folder of the file")
+        layers = read_with_bases(base_path, (*seen, path.resolve()))
+    return [*layers, (str(path), values)]
+
+
+def parse_override(item: str) -> Any:
+    """The values of one `section.key=value`.
+
+    Raises:
+        ConfigError: it has another form, or the value is not YAML or holds `${...}`.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import GrammarParseError
+
+    source = f"override '{item}'"
+    key, equals, _ = item.partition("=")
+    if not equals or not key or key.startswith("-"):
+        raise ConfigError(f"{source} is not of the form section.key=value")
+    try:
+        values = OmegaConf.from_dotlist([item])
+    except GrammarParseError as error:  # of ${...}
+        raise _interpolation(source, key) from error
+    except Exception as error:
+        raise ConfigError(f"{source} cannot be read: {first_line(error)}") from error
+    return without_interpolation(values, source)
+
+
+def plain_values(values: Mapping[str, Any], source: str) -> Any:
+    """Values that a program or a checkpoint gives, as a layer.
+
+    Raises:
+        ConfigError: they are not nested plain values, or hold `${...}`.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import GrammarParseError, OmegaConfBaseException
+
+    try:
+        layer = OmegaConf.create(dict(values))
+    except GrammarParseError as error:  # of ${...}
+        raise _interpolation(source, str(error.full_key)) from error
+    except (OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: {first_line(error)}") from error
+    return without_interpolation(layer, source)
+
+
+def without_interpolation(values: Any, source: str) -> Any:
+    """The values themselves.
+
+    Raises:
+        ConfigError: they hold `${...}`; the message names the key.
+    """
+    from omegaconf import OmegaConf
+
+    plain: Any = OmegaConf.to_container(values, resolve=False)
+    for key, leaf in leaves(plain).items():
+        if any(_INTERPOLATION in text for text in _texts(leaf)):
+            raise _interpolation(source, key)
+    return values
+
+
+def _interpolation(source: str, key: str) -> ConfigError:
+    return ConfigError(
+        f"{source}: '{key}' holds '{_INTERPOLATION}': a configuration is taken as it is written, "
+        "without environment variables or other keys; write the value itself"
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts of a value, which may be nested."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def _read_yaml(path: Path) -> Any:
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import GrammarParseError
+
+    try:
+        values = OmegaConf.load(path)
+    except GrammarParseError as error:  # of ${...}
+        raise _interpolation(str(path), str(error.full_key)) from error
+    except Exception as error:  # the YAML parser's own error types are not part of its interface
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark is not None else str(path)
+        reason = getattr(error, "problem", None) or first_line(error)
+        raise ConfigError(f"{where}: not readable as YAML: {reason}") from error
+    if not isinstance(values, DictConfig):
+        raise ConfigError(f"{path}: expected `key: value` lines at the top level")
+    return without_interpolation(values, str(path))
