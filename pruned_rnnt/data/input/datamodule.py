@@ -35,8 +35,8 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Number of cuts from which the buckets are estimated.
-_CUTS_FOR_BINS = 10_000
+# Number of streamed cuts of which the durations are measured, from half to twice as many.
+_MEASURED_CUTS = 10_000
 # Number of these that may replace a batch in which no utterance can be read.
 _MAX_SUBSTITUTES = 8
 
@@ -86,11 +86,11 @@ class DataModule:
         streamed = config.lazy or any(len(f.manifests(config.train)) > 1 for f in folders)
         options = (config.filters, self.tokenizer, too_large, config.augmentation.tempo)
         sources = [self._training_cuts(folder, CutFilter(*options), streamed) for folder in folders]
-        cuts, first_cuts = sources[0]
+        cuts = sources[0]
         if len(sources) > 1:
-            cuts = MixedCuts(cuts, sources[1][0], share=config.old_share, seed=config.seed)
-            first_cuts = first_cuts + sources[1][1]
-        self.p99_duration = p99_duration([cut.duration for cut in first_cuts])
+            cuts = MixedCuts(cuts, sources[1], share=config.old_share, seed=config.seed)
+        measured = [cut for source in sources for cut in _measured_cuts(source)]
+        self.p99_duration = p99_duration([cut.duration for cut in measured])
         if config.joining.probability > 0:
             # Known lengths of audio: transcription does not cut what is shorter.
             self.p99_duration = max(self.p99_duration, config.joining.longest_seconds)
@@ -102,7 +102,11 @@ class DataModule:
                 lattice_bound=bound,
                 max_duration=config.max_duration / views,
                 max_cuts=max(1, config.max_cuts // views) if config.max_cuts else None,
-                duration_bins=duration_bins(first_cuts, config.num_buckets),
+                duration_bins=duration_bins(measured, config.num_buckets),
+                first_bins=lambda: duration_bins(
+                    [cut for source in sources for cut in _first_cuts(source, _MEASURED_CUTS)],
+                    config.num_buckets,
+                ),
                 buffer_size=config.buffer_size,
                 shuffle=True,
                 drop_last=False,
@@ -116,20 +120,22 @@ class DataModule:
         )
         all_true = true_on_all_ranks if streamed and self.world_size > 1 else None
         return self._loader(
-            sampler, augmenter, first_cuts[:_MAX_SUBSTITUTES], all_true, lattice_bound=bound
+            sampler, augmenter, measured[:_MAX_SUBSTITUTES], all_true, lattice_bound=bound
         )
 
-    def _training_cuts(
-        self, folder: PreparedFolder, cut_filter: CutFilter, streamed: bool
-    ) -> tuple[Any, list[Any]]:
-        """The filtered training cuts of a folder, and the first ones of them, for estimates.
-
-        Streamed cuts are those of this rank.
-        """
+    def _training_cuts(self, folder: PreparedFolder, cut_filter: CutFilter, streamed: bool) -> Any:
+        """The filtered training cuts of a folder; streamed ones are those of this rank."""
         config = self.config
         manifests = folder.manifests(config.train)
-        for cut in islice(folder.cuts(config.train, lazy=True), 1):
-            self._check_kind(cut, folder)
+        first = next(iter(folder.cuts(config.train, lazy=True)), None)
+        if first is not None:
+            self._check_kind(first, folder)
+            if config.speed_factors and self.rank == 0 and first.has_features:
+                logger.warning(
+                    "%s has stored features, which are not used, because data.speed_factors needs "
+                    "features computed from the recordings",
+                    folder.path,
+                )
         cuts: Any
         if streamed:
             cuts = ManifestShards(
@@ -142,23 +148,15 @@ class DataModule:
                 world_size=self.world_size,
                 allow_commands=config.allow_commands,
             )
-            first_cuts = list(islice(cuts.from_first_shard(), _CUTS_FOR_BINS))
         else:
             cuts = _with_speeds(folder.cuts(config.train), config.speed_factors)
             cuts = filter_cuts(cuts, cut_filter, config.train)
-            first_cuts = list(islice(cuts, _CUTS_FOR_BINS))
-        if not first_cuts:
+        if not _first_cuts(cuts, 1):
             raise ValueError(
                 f"the filters leave no training utterances of {manifests[0]}: "
                 f"{cut_filter.describe()}"
             )
-        if config.speed_factors and self.rank == 0 and any(cut.has_features for cut in first_cuts):
-            logger.warning(
-                "%s has stored features, which are not used, because data.speed_factors needs "
-                "features computed from the recordings",
-                folder.path,
-            )
-        return cuts, first_cuts
+        return cuts
 
     def valid_loader(self) -> BatchLoader:
         """Batches of the validation split; see `test_loader`."""
@@ -241,6 +239,19 @@ def lattice_size(config: DataConfig, tokenizer: Tokenizer) -> LatticeSize:
         config.filters.subsampling_factor,
         stretch=1 / (1 - config.augmentation.tempo),
     )
+
+
+def _measured_cuts(cuts: Any) -> list[Any]:
+    """The training cuts of which durations are measured: all, or a sample of streamed ones."""
+    if not isinstance(cuts, ManifestShards):
+        return list(cuts)
+    # The filters may leave out every cut of the sample.
+    return list(cuts.spread(_MEASURED_CUTS)) or _first_cuts(cuts, 1)
+
+
+def _first_cuts(cuts: Any, count: int) -> list[Any]:
+    first = cuts.from_first_shard() if isinstance(cuts, ManifestShards) else cuts
+    return list(islice(first, count))
 
 
 def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:

@@ -125,6 +125,7 @@ class BatchLoader:
             "batches": consumed_batches,
             "seed": self.sampler.seed,
             "world_size": self.world_size,
+            "duration_bins": self.sampler.duration_bins,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,6 +140,7 @@ class BatchLoader:
                     f"cannot resume the data with {key} {own}; the saved state has {state[key]}: "
                     f"keep data.{key}={state[key]}, or choose another train.folder"
                 )
+        self.sampler.use_bins(state.get("duration_bins"))
         self.sampler.seek(state["epoch"], state["batches"])
 
 

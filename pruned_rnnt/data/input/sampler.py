@@ -22,7 +22,7 @@ from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
 
 from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.input.filters import CutFilter
-from pruned_rnnt.data.input.manifest_items import manifest_items
+from pruned_rnnt.data.input.manifest_items import item_of, manifest_items, spread_lines
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
     """lhotse's sampler with a bound on the lattice; resumes after a number of batches.
 
     source: cuts; its `set_epoch`, if it has one, is called with each epoch.
+    first_bins: gives the duration_bins of versions that saved none; see `use_bins`.
     lattice_bound: None for none.
     The other arguments are lhotse's.
     """
@@ -95,11 +96,13 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
         source: Iterable[Any],
         *,
         lattice_bound: LatticeBound | None = None,
+        first_bins: Callable[[], list[float]] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(source, **options)
         self.source = source
         self.lattice_bound = lattice_bound
+        self.first_bins = first_bins
         # Parts of a batch that was split, still to be returned.
         self._parts: deque[CutSet] = deque()
 
@@ -113,6 +116,13 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
             self._parts.clear()
         super().__iter__()
         return self
+
+    def use_bins(self, saved: list[float] | None) -> None:
+        """Takes the bounds between buckets of the run that is continued; None if it saved none."""
+        if saved is not None:
+            self.duration_bins = saved
+        elif self.first_bins is not None:
+            self.duration_bins = self.first_bins()
 
     def seek(self, epoch: int, batches: int) -> None:
         """Makes the next iteration start after `batches` batches of `epoch`.
@@ -154,7 +164,8 @@ def duration_bins(cuts: Iterable[Any], buckets: int) -> list[float]:
     buckets = min(buckets, len(first) // 2)
     if buckets < 2:
         return [max((cut.duration for cut in first), default=1.0)]
-    return list(estimate_duration_buckets(first, num_buckets=buckets)) or [first[0].duration]
+    bounds = [float(bound) for bound in estimate_duration_buckets(first, num_buckets=buckets)]
+    return bounds or [first[0].duration]
 
 
 class ManifestShards:
@@ -212,6 +223,14 @@ class ManifestShards:
         note = f", pass {self.passes + 1}" if self.passes else ""
         logger.info("epoch %d%s, left out: %s", self.epoch, note, self.cut_filter.describe())
 
+    def spread(self, most: int) -> Iterator[Any]:
+        """Cuts at equal distances over all shards, the same in every process and epoch.
+
+        They come from up to twice `most` lines of the manifests, or from all if they are fewer.
+        """
+        for line in spread_lines(self.manifests, most):
+            yield from self._training_cuts(item_of(line, self.allow_commands))
+
     def from_first_shard(self) -> Iterator[Any]:
         """All cuts from the first shard on, the same in every process and epoch."""
         for manifest in self.manifests:
@@ -220,10 +239,14 @@ class ManifestShards:
     def _cuts(self, manifest: Path, first: int, step: int) -> Iterator[Any]:
         items = manifest_items(manifest, self.allow_commands)
         for _, cut in islice(items, first, None, step):
-            cut = self.transform(cut)
-            copies = [cut]
-            if self.speeds:
-                # lhotse warns about every cut with features, which speed perturbation discards.
-                plain = cut.drop_features()
-                copies += [plain.perturb_speed(speed) for speed in self.speeds]
-            yield from (copy for copy in copies if self.cut_filter(copy))
+            yield from self._training_cuts(cut)
+
+    def _training_cuts(self, cut: Any) -> Iterator[Any]:
+        """The cut and its copies at other speeds, unless they are left out."""
+        cut = self.transform(cut)
+        copies = [cut]
+        if self.speeds:
+            # lhotse warns about every cut with features, which speed perturbation discards.
+            plain = cut.drop_features()
+            copies += [plain.perturb_speed(speed) for speed in self.speeds]
+        yield from (copy for copy in copies if self.cut_filter(copy))
