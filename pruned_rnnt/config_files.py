@@ -16,6 +16,8 @@ from typing import Any
 from pruned_rnnt.config_keys import did_you_mean, first_line, leaves
 
 _INTERPOLATION = "${"
+# OmegaConf has this bound for files, whose lists can repeat each other as those of a checkpoint.
+_MOST_VALUES = 10_000
 
 
 class ConfigError(ValueError):
@@ -106,6 +108,7 @@ def plain_values(values: Mapping[str, Any], source: str) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
+    _check_size(values, source)
     try:
         layer = OmegaConf.create(dict(values))
     except GrammarParseError as error:  # of ${...}
@@ -128,6 +131,18 @@ def without_interpolation(values: Any, source: str) -> Any:
         if any(_INTERPOLATION in text for text in _texts(leaf)):
             raise _interpolation(source, key)
     return values
+
+
+def _check_size(values: Mapping[str, Any], source: str) -> None:
+    count, waiting = 0, [values]
+    while waiting:
+        value: Any = waiting.pop()
+        items = list(value.values()) if isinstance(value, Mapping) else value
+        if isinstance(items, list | tuple):
+            count += len(items)
+            waiting += items
+        if count > _MOST_VALUES:
+            raise ConfigError(f"{source}: the configuration has more than {_MOST_VALUES:,} values")
 
 
 def _interpolation(source: str, key: str) -> ConfigError:

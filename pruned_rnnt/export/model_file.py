@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pruned_rnnt.config import ConfigError, from_dict, to_dict
+from pruned_rnnt.config import from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.broken_parameters import describe_broken
-from pruned_rnnt.model.build_model import UninitialisedParameters, build_model
+from pruned_rnnt.model.build_model import build_model
+from pruned_rnnt.model.fitted_model import fitted_model
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -31,7 +32,6 @@ from pruned_rnnt.usage_errors import ExportError
 FORMAT = "pruned_rnnt model"
 VERSION = 1
 FILE_NAME = "model.pt"
-_REQUIRED_KEYS = ("vocab_size", "state", "tokenizer")
 _P99_KEY = "usual_longest"
 _CALIBRATION_KEY = "calibration"
 
@@ -98,25 +98,32 @@ def load_model(path: Path | str) -> ModelFile:
     values = _read(path)
     if broken := describe_broken(values["state"]):
         raise ExportError(f"{path} cannot be used: {broken}. Export an earlier checkpoint")
+    if not isinstance(values["config"].get("model"), dict):
+        raise ExportError(f"{path} is damaged: 'config' has no model")
     try:
         config = from_dict(ModelConfig, values["config"]["model"], str(path))
-        loss = from_dict(LossConfig, values["config"]["loss"], str(path))
-        with UninitialisedParameters():
-            model = build_model(config, values["vocab_size"], loss)
-        model.load_state_dict(values["state"])
-    except (ConfigError, RuntimeError) as error:
+        loss = from_dict(LossConfig, values["config"].get("loss") or {}, str(path))
+        model = fitted_model(
+            lambda: build_model(config, values["vocab_size"], loss), values["state"], str(path)
+        )
+    except ValueError as error:
         reason = str(error).splitlines()[0]
         raise ExportError(
             f"{path} has an architecture that this version of pruned_rnnt does not have: {reason}"
         ) from error
-    tokenizer = Tokenizer(values["tokenizer"].numpy().tobytes())
-    calibration = values.get(_CALIBRATION_KEY)
-    return ModelFile(
-        model.eval(),
-        tokenizer,
-        values.get(_P99_KEY),
-        Calibration.from_dict(calibration) if calibration is not None else None,
-    )
+    try:
+        tokenizer = Tokenizer(values["tokenizer"].numpy().tobytes())
+        p99_duration = values.get(_P99_KEY)
+        if p99_duration is not None:
+            p99_duration = float(p99_duration)
+        calibration = values.get(_CALIBRATION_KEY)
+        if calibration is not None:
+            calibration = Calibration.from_dict(calibration)
+    # SentencePiece raises RuntimeError.
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise ExportError(f"{path} is damaged: its tokenizer or calibration ({reason})") from error
+    return ModelFile(model.eval(), tokenizer, p99_duration, calibration)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -135,7 +142,7 @@ def _read(path: Path) -> dict[str, Any]:
             "create one with `pruned-rnnt export RUN --format torch`"
         )
     try:
-        check_contents(values, path, VERSION, _REQUIRED_KEYS)
+        check_contents(values, path, VERSION, parameters=("state",), needed=("tokenizer",))
     except UnusableFileError as error:
         raise ExportError(str(error)) from error
     return values

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from pruned_rnnt.model.saved_values import describe_no_parameters, describe_unusable
 
 _ZIP_START = b"PK\x03\x04"
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
@@ -19,17 +21,31 @@ class UnusableFileError(ValueError):
     """A file that cannot be used; the message is one line with its path and the reason."""
 
 
-def read_saved(path: Path, kind: str, *, mapped: bool = False) -> Any:
-    """Read CPU tensors and plain values that torch.save wrote, without running code of the file.
+class CodeInFileError(UnusableFileError):
+    """The file holds an object that can run code when it is loaded."""
+
+
+def read_saved(
+    path: Path,
+    kind: str,
+    *,
+    mapped: bool = False,
+    trust: bool = False,
+    allowed: Sequence[type] = (),
+) -> Any:
+    """Read CPU tensors and plain values that torch.save wrote.
 
     Args:
         path: an existing file.
         kind: the expected kind of file for error messages, for example "checkpoint".
         mapped: tensors are views of the file, for a caller who copies them at once: the file must
             not change until then.
+        trust: run the code of the file, as pickle files can hold it.
+        allowed: harmless types that the file may hold besides tensors and plain values.
 
     Raises:
-        UnusableFileError: the file is truncated, damaged, of another kind, or holds code.
+        UnusableFileError: the file is truncated, damaged, of another kind, holds code without
+            `trust` (CodeInFileError), or tensors that `describe_unusable` refuses.
         OSError: the file cannot be opened.
     """
     with path.open("rb") as file:
@@ -42,11 +58,13 @@ def read_saved(path: Path, kind: str, *, mapped: bool = False) -> Any:
         # torch writes checksums but does not verify them.
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
+            size = sum(member.file_size for member in archive.infolist())
         if damaged is None:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+            with torch.serialization.safe_globals(list(allowed)):
+                values = torch.load(path, map_location="cpu", weights_only=not trust, mmap=mapped)
     except pickle.UnpicklingError as error:
         # The checksums are right, so the file is not damaged.
-        raise UnusableFileError(
+        raise CodeInFileError(
             f"{path} is refused: it holds {objects_in(error)}, which can run code; "
             f"a {kind} has only tensors and plain values"
         ) from error
@@ -55,7 +73,11 @@ def read_saved(path: Path, kind: str, *, mapped: bool = False) -> Any:
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UnusableFileError(f"{path} is truncated or damaged ({reason})") from error
-    raise UnusableFileError(f"{path} is damaged: the checksum of {damaged} is wrong")
+    if damaged is not None:
+        raise UnusableFileError(f"{path} is damaged: the checksum of {damaged} is wrong")
+    if fault := describe_unusable(values, size):
+        raise UnusableFileError(f"{path} is refused: {fault}")
+    return values
 
 
 def read_outline(path: Path) -> Any:
@@ -76,19 +98,28 @@ def objects_in(error: Exception) -> str:
 
 
 def check_contents(
-    values: Mapping[str, Any], path: Path, version: int, needed: Iterable[str]
+    values: Mapping[str, Any],
+    path: Path,
+    version: int,
+    *,
+    parameters: Sequence[str],
+    optional: str = "",
+    needed: Sequence[str] = (),
 ) -> None:
     """Raise an error for contents that this program cannot use.
 
     Args:
         values: contents of the file at `path`.
         version: the newest version that this program reads.
-        needed: required keys besides `version` and `config`.
+        parameters: keys of models' parameters; required, as are version, config and vocab_size.
+        optional: one of `parameters` that may be None.
+        needed: other required keys.
 
     Raises:
-        UnusableFileError: a key is missing, or the file has a newer version.
+        UnusableFileError: a key is missing or of another type, or the file has a newer version.
     """
-    missing = [name for name in ("version", "config", *needed) if name not in values]
+    required = ("version", "config", "vocab_size", *parameters, *needed)
+    missing = [name for name in required if name not in values]
     if missing:
         raise UnusableFileError(f"{path} is damaged: it has no {', '.join(map(repr, missing))}")
     if not isinstance(values["version"], int) or not isinstance(values["config"], dict):
@@ -97,3 +128,10 @@ def check_contents(
         raise UnusableFileError(
             f"{path} has version {values['version']}, this program reads up to {version}"
         )
+    size = values["vocab_size"]
+    if not isinstance(size, int) or size < 1:
+        raise UnusableFileError(f"{path} is damaged: 'vocab_size' is {str(size)[:20]!r}")
+    for name in parameters:
+        fault = describe_no_parameters(values[name])
+        if fault and not (name == optional and values[name] is None):
+            raise UnusableFileError(f"{path} is damaged: {name!r} has no parameters: {fault}")

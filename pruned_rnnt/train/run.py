@@ -10,9 +10,11 @@ from typing import Any
 from pruned_rnnt.config import ConfigError, from_dict, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.model.build_model import UninitialisedParameters, build_model
+from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.device_start import start_device
+from pruned_rnnt.model.fitted_model import fitted_model
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
+from pruned_rnnt.model.saved_file import UnusableFileError
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.average import mean_of_states
 from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
@@ -104,16 +106,19 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
             f"{path} has {values['vocab_size']} symbols, {config.folder}/tokens {len(tokenizer)}: "
             "they do not come from the same run"
         )
-    with UninitialisedParameters():
+    average = values["average"] if config.decode.use_average else None
+    state = average if average is not None else values["model"]
+
+    def make() -> SpeechModel:
         model = build_model(saved.model, values["vocab_size"], saved.loss)
         if saved.finetune.lora.rank > 0:
             add_adapters(model.encoder, saved.finetune.lora)
-    average = values["average"] if config.decode.use_average else None
+        return model
+
     try:
-        model.load_state_dict(average if average is not None else values["model"])
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{path} does not fit its own configuration: {reason}") from error
+        model = fitted_model(make, state, str(path))
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from error
     merge_adapters(model.encoder)
     set_chunks(model, config.decode)
     return LoadedModel(

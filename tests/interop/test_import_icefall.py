@@ -155,7 +155,7 @@ def test_unusable_files_are_errors(
     torch.save({"model": ctc}, encoder)
     for path, message in (
         (tmp_path / "absent.pt", "no checkpoint at"),
-        (text, "is not a torch file"),
+        (text, "is damaged or not a checkpoint of icefall"),
         (other, "not those of a Zipformer"),
         (ours, "is a pruned_rnnt checkpoint, expected a file of icefall"),
         (encoder, "is not a transducer"),

@@ -20,6 +20,8 @@ from pruned_rnnt.interop.icefall.zipformer_import import (
     import_icefall,
     read_icefall,
 )
+from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.model.fitted_model import sized_model
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.train_config import CONFIG_NAME
@@ -65,12 +67,22 @@ def read_run(
     if not checkpoint.is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     parameters = read_icefall(checkpoint, since, trust=trust)
-    sizes = icefall_sizes(parameters, **_encoder_changes(overrides))
+    if broken := describe_broken(parameters):
+        raise ValueError(f"{checkpoint} cannot be used: {broken}")
+    changes = _encoder_changes(overrides)
+    try:
+        sizes = icefall_sizes(parameters, **changes)
+    except ValueError as error:
+        raise ValueError(f"{checkpoint}: {error}") from error
     if not (sizes.vocab_size and sizes.predictor_dim and sizes.joiner_dim):
         raise ValueError(f"{checkpoint} is not a transducer: it has no decoder and joiner")
     tokenizer = read_token_file(tokens, sizes.vocab_size)
     config = load_config(ExperimentConfig, None, [*_settings(sizes, output), *overrides])
-    model = TransducerModel(config.model, sizes.vocab_size, config.loss)
+    model = sized_model(
+        lambda: TransducerModel(config.model, sizes.vocab_size, config.loss),
+        parameters,
+        str(checkpoint),
+    )
     fit = import_icefall(parameters, model)
     if fit.wrong_shape:
         raise ValueError(f"{checkpoint} does not fit: {'; '.join(fit.wrong_shape)}")

@@ -15,16 +15,15 @@ two such files is computed from their means.
 from __future__ import annotations
 
 import pathlib
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.saved_file import objects_in
+from pruned_rnnt.model.saved_file import CodeInFileError, read_saved
+from pruned_rnnt.model.saved_values import describe_no_parameters
 from pruned_rnnt.model.zipformer.config import SIZES, ZipformerConfig
 from pruned_rnnt.model.zipformer.zipformer import Zipformer
 
@@ -137,6 +136,12 @@ def read_icefall(
         raise ValueError(
             f"{path} is of step {steps}, needs a step after {steps_before}, that of {since}"
         )
+    shapes, shapes_before = (
+        {name: value.shape for name, value in checkpoint["model_avg"].items()}
+        for checkpoint in (end, start)
+    )
+    if shapes != shapes_before:
+        raise ValueError(f"{path} and {since} have different parameters")
     weight = steps / (steps - steps_before)
     return _float_parameters(
         {
@@ -149,19 +154,23 @@ def read_icefall(
 
 def _load(path: str | pathlib.Path, trust: bool) -> dict[str, Any]:
     try:
-        with torch.serialization.safe_globals([pathlib.PosixPath]):
-            checkpoint = torch.load(path, map_location="cpu", weights_only=not trust)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        if "GLOBAL" not in str(error):
-            raise ValueError(f"{path} is not a torch file, or is truncated") from error
+        checkpoint = read_saved(
+            pathlib.Path(path), "checkpoint of icefall", trust=trust, allowed=[pathlib.PosixPath]
+        )
+    except CodeInFileError as error:
         raise ValueError(
-            f"{path} holds {objects_in(error)}, which can run code when it is loaded; if you "
-            "trust the source of the file, use trust=True (--trust)"
+            f"{error}. If you trust the source of the file, use trust=True (--trust)"
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} has no `model`: expected a pretrained.pt or epoch-N.pt")
     if str(checkpoint.get("format", "")).startswith("pruned_rnnt"):
         raise ValueError(f"{path} is a {checkpoint['format']}, expected a file of icefall")
+    for key in ("model", "model_avg"):
+        fault = describe_no_parameters(checkpoint.get(key) or {})
+        if fault:
+            raise ValueError(f"{path} is not a checkpoint of icefall: in {key!r}, {fault}")
+    if not isinstance(checkpoint.get("batch_idx_train", 0), int):
+        raise ValueError(f"{path} is not a checkpoint of icefall: batch_idx_train is no number")
     return checkpoint
 
 
@@ -197,28 +206,32 @@ def icefall_sizes(parameters: Mapping[str, Tensor], **changes: Any) -> IcefallSi
     def size(name: str, axis: int = 0) -> int:
         return parameters[name].size(axis) if name in parameters else 0
 
-    context_size = size("decoder.conv.weight", 2) or min(size("decoder.embedding.weight"), 1)
     try:
         encoder = _encoder_config(parameters, changes)
+        sizes = IcefallSizes(
+            encoder=encoder,
+            vocab_size=size("joiner.output_linear.weight") or size("ctc_output.1.weight"),
+            predictor_dim=size("decoder.embedding.weight", 1),
+            context_size=size("decoder.conv.weight", 2) or min(size("decoder.embedding.weight"), 1),
+            joiner_dim=size("joiner.output_linear.weight", 1),
+            has_ctc="ctc_output.1.weight" in parameters,
+        )
     except KeyError as error:
         raise ValueError(f"the parameters are not those of a Zipformer: no {error}") from error
-    return IcefallSizes(
-        encoder=encoder,
-        vocab_size=size("joiner.output_linear.weight") or size("ctc_output.1.weight"),
-        predictor_dim=size("decoder.embedding.weight", 1),
-        context_size=context_size,
-        joiner_dim=size("joiner.output_linear.weight", 1),
-        has_ctc="ctc_output.1.weight" in parameters,
-    )
+    except (IndexError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"the parameters are not those of a Zipformer: impossible shapes ({error})"
+        ) from error
+    return sizes
 
 
 def _encoder_config(
     parameters: Mapping[str, Tensor], changes: Mapping[str, Any]
 ) -> ZipformerConfig:
     layers: list[list[str]] = []
-    pattern = re.compile(r"(encoder\.encoders\.(\d+)\..*?layers\.(\d+)\.)norm\.bias$")
+    pattern = re.compile(r"(encoder\.encoders\.(\d{1,2})\..*?layers\.(\d{1,3})\.)norm\.bias")
     for name in parameters:
-        if match := pattern.match(name):
+        if match := pattern.fullmatch(name):
             stack = int(match[2])
             layers += [[] for _ in range(stack + 1 - len(layers))]
             layers[stack].append(match[1])

@@ -29,8 +29,6 @@ from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read
 FORMAT = "pruned_rnnt checkpoint"
 VERSION = 1
 _SCORES_NAME = "scores.json"
-# Values that every use of a checkpoint needs.
-_NEEDED = ("vocab_size", "model", "average", "counters")
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,17 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         values = read_saved(path, "checkpoint")
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             raise CheckpointError(f"{path} is not a {FORMAT}")
-        check_contents(values, path, VERSION, _NEEDED)
+        check_contents(
+            values,
+            path,
+            VERSION,
+            parameters=("model", "average"),
+            optional="average",
+            needed=("counters",),
+        )
+        counters = values["counters"]
+        if not isinstance(counters, dict) or not isinstance(counters.get("step"), int):
+            raise CheckpointError(f"{path} is damaged: 'counters' has no step")
     except UnusableFileError as error:
         raise CheckpointError(str(error)) from error
     for state in (values["model"], values["average"]):

@@ -17,12 +17,14 @@ from pruned_rnnt.config import from_dict
 from pruned_rnnt.data.input.lm_texts import TextBatch, TextFiles, TextLoader
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.model.fitted_model import fitted_model
 from pruned_rnnt.model.language_model import (
     SOS_EOS,
     LanguageModel,
     LanguageModelConfig,
     LanguageModelLosses,
 )
+from pruned_rnnt.model.saved_file import UnusableFileError
 from pruned_rnnt.train.engine.bad_steps import report_too_large
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -219,6 +221,11 @@ def load_language_model(folder: Path, device: torch.device) -> tuple[LanguageMod
             f"{path} is not a checkpoint of a language model: check decode.fusion.lm"
         )
     saved = from_dict(LanguageModelExperiment, values["config"], str(path))
-    model = LanguageModel(saved.model, values["vocab_size"])
-    model.load_state_dict(values["average"] if values["average"] is not None else values["model"])
+    state = values["average"] if values["average"] is not None else values["model"]
+    try:
+        model = fitted_model(
+            lambda: LanguageModel(saved.model, values["vocab_size"]), state, str(path)
+        )
+    except UnusableFileError as error:
+        raise CheckpointError(str(error)) from error
     return model.to(device).eval(), Tokenizer.load(folder / "tokens")
