@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pruned_rnnt.data.audio.recordings import runs_shell
+from pruned_rnnt.data.input.utterance_ids import id_fault
 
 # lhotse opens paths with this prefix through a shell.
 _PIPE = "pipe:"
@@ -20,12 +21,15 @@ _COUNTS = ("sampling_rate", "num_frames", "num_features")
 
 
 def check_values(item: Any) -> None:
-    """Checks the sampling rates, times and sizes in a parsed line of a manifest.
+    """Checks the ids, sampling rates, times and sizes in a parsed line of a manifest.
 
     Raises:
         ValueError: naming the key, its value and the values allowed.
     """
     for part in _parts(item):
+        # The id of a recording may be a path.
+        if "id" in part and "sources" not in part and (fault := id_fault(part["id"])):
+            raise ValueError(f"the id {_shown(part['id'])} {fault}")
         for key in _COUNTS:
             if key in part and not (_is_number(part[key]) and part[key] >= 1):
                 raise ValueError(f"{key} must be a number of at least 1, got {_shown(part[key])}")
@@ -71,4 +75,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return repr(value)[:80]
+    return ascii(value)[:80]

@@ -12,6 +12,7 @@ from lhotse.utils import fastcopy
 from pruned_rnnt.data.audio.audio_file import HIGHEST_RATE
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording
 from pruned_rnnt.data.input.filters import LONGEST_SECONDS, cut_language, cut_text
+from pruned_rnnt.data.input.utterance_ids import id_fault
 
 # Lowest sampling rate of training data in Hz; transcription accepts lower rates.
 LOWEST_RATE = 8000
@@ -21,7 +22,8 @@ LOWEST_RATE = 8000
 class CorpusEntry:
     """One utterance as its source describes it.
 
-    id: unique in the corpus. origin: "FILE:LINE", or the file that describes it. text: raw.
+    id: unique in the corpus; one that `id_fault` refuses is a problem.
+    origin: "FILE:LINE", or the file that describes it. text: raw.
     language: code of the language, or "".
     audio: path of a file; "" with `cut`. is_command: `audio` is a shell command instead, which
         ends in "|" and writes audio (Kaldi's wav.scp).
@@ -44,6 +46,11 @@ class CorpusEntry:
     problem: str = ""
     details: str = ""
     cut: Any = None
+
+    def __post_init__(self) -> None:
+        if not self.problem and (fault := id_fault(self.id)):
+            object.__setattr__(self, "problem", "id that cannot be used")
+            object.__setattr__(self, "details", f"{ascii(self.id)[:100]} {fault}")
 
 
 @dataclass(frozen=True, kw_only=True)
