@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pruned_rnnt.json_file import read_json
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.whole_files import write_lines
 from pruned_rnnt.usage_errors import UsageError
@@ -97,8 +98,8 @@ class AlignmentPlace:
         if not path.is_file():
             return None
         try:
-            return ResultInputs.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            return ResultInputs.from_dict(read_json(path))
+        except (AttributeError, KeyError, ValueError, TypeError) as error:
             raise UsageError(f"{path} is damaged ({error}): choose another folder") from error
 
     def _held(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from pruned_rnnt.decode.scoring.wer import (
     confidence_interval,
     count_errors,
 )
+from pruned_rnnt.json_file import damaged, read_json
 from pruned_rnnt.run.result_inputs import ResultInputs
 
 _PREFIX = "scores-"
@@ -77,12 +77,12 @@ def read_measurement(path: Path) -> Measurement:
     Raises:
         ValueError: it is damaged; the message names it.
     """
+    advice = "remove it, and run `pruned-rnnt decode` again"
+    values = read_json(path, advice)
     try:
-        return _from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error!r}): remove it, and run `pruned-rnnt decode` again"
-        ) from error
+        return _from_dict(values)
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
+        raise damaged(path, error, advice) from error
 
 
 def read_measurements(folder: Path, model: str) -> list[Measurement]:

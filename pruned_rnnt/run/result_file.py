@@ -198,7 +198,7 @@ def _read_nbest(path: Path) -> tuple[list[Decoded], int]:
     for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             utterances.append(_decoded(json.loads(text)))
-        except (ValueError, KeyError, TypeError):
+        except (AttributeError, ValueError, KeyError, TypeError, RecursionError):
             damaged += bool(text.strip())
     return utterances, damaged
 

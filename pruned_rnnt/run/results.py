@@ -9,6 +9,7 @@ from typing import Any
 
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.folder_lock import exclusive_folder_lock
+from pruned_rnnt.json_file import read_json
 from pruned_rnnt.run.icefall_files import write_icefall_files
 from pruned_rnnt.run.measured import Measurement, measurement_path
 from pruned_rnnt.run.result_inputs import ResultInputs
@@ -69,8 +70,8 @@ def free_stem(folder: Path, inputs: ResultInputs) -> str:
 def _stored_fingerprint(path: Path) -> str | None:
     """None without a readable file."""
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["fingerprint"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_json(path)["fingerprint"])
+    except (OSError, ValueError, KeyError):
         return None
 
 
@@ -80,8 +81,8 @@ def _collect(folder: Path) -> None:
         found = []
         for path in sorted(folder.glob(measurement_path(folder, "*").name)):
             try:
-                found.append({"file": path.name, **json.loads(path.read_text(encoding="utf-8"))})
-            except (ValueError, TypeError):
+                found.append({"file": path.name, **read_json(path)})
+            except ValueError:
                 continue  # a damaged file; commands that read it name it
         text = json.dumps(found, indent=2, ensure_ascii=False)
         write_lines(folder / _ALL_SCORES, [text])

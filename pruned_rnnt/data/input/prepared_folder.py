@@ -26,6 +26,7 @@ from lhotse import CutSet
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.folder_lock import exclusive_folder_lock
+from pruned_rnnt.json_file import read_json
 
 REPORT_NAME = "prepare.json"
 _MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
@@ -82,8 +83,7 @@ class PreparedFolder:
 
     def report(self) -> dict[str, Any]:
         """The contents of prepare.json."""
-        report: dict[str, Any] = json.loads((self.path / REPORT_NAME).read_text(encoding="utf-8"))
-        return report
+        return read_json(self.path / REPORT_NAME)
 
 
 class _Chain:

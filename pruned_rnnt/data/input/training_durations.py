@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pruned_rnnt.json_file import damaged, read_json
+
 _NAME = "utterances.json"
 _KEY = "usual_longest_seconds"
 _PERCENTILE = 0.99
@@ -35,10 +37,8 @@ def read_p99_duration(folder: Path) -> float | None:
     path = folder / _NAME
     if not path.is_file():
         return None
-    text = path.read_text(encoding="utf-8", errors="replace")
-    try:
-        return float(json.loads(text)[_KEY])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} must contain {{{_KEY!r}: NUMBER}}, got {text[:80]!r}; correct or remove it"
-        ) from error
+    advice = f"it needs {{{_KEY!r}: SECONDS}}; correct or remove it"
+    seconds = read_json(path, advice).get(_KEY)
+    if isinstance(seconds, int | float) and 0 < seconds < float("inf"):
+        return float(seconds)
+    raise damaged(path, f"{_KEY} is {seconds!r}", advice)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.data.input.prepared_folder import REPORT_NAME, check_output
+from pruned_rnnt.json_file import read_json
 
 # Options that do not change the contents of the folder.
 _WITHOUT_EFFECT = frozenset({"output", "num_jobs", "replace"})
@@ -64,9 +65,9 @@ def _differences(report_path: Path, recipe: str, options: Mapping[str, Any]) -> 
     Options that the report does not have were added in a later version and are ignored.
     """
     try:
-        report = json.loads(report_path.read_text(encoding="utf-8"))
+        report = read_json(report_path)
         old_recipe, old = report["recipe"], report.get("options", {})
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError):
         return f"{REPORT_NAME} cannot be read"
     if old_recipe != recipe:
         return f"recipe {old_recipe}, now {recipe}"

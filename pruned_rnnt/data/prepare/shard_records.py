@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.data.prepare.shard_writer import Shard, ShardResult, manifest_name, write_shard
+from pruned_rnnt.json_file import read_json
 
 RECORDS = ".shards"
 _NUMBERED = re.compile(r"\.(\d{6})\.|-(\d{6})\.")
@@ -77,13 +78,16 @@ def _fingerprint(shard: Shard) -> str:
 def _recorded(record: Path, fingerprint: str) -> ShardResult | None:
     if not record.is_file():
         return None
-    values = json.loads(record.read_text())
-    if values["made_of"] != fingerprint:
-        return None
-    result: dict[str, Any] = values["result"]
-    for name in ("rates", "channels"):
-        result[name] = Counter({int(key): count for key, count in result[name].items()})
-    for name in ("speakers", "languages"):
-        result[name] = Counter(result[name])
-    result["left_out"] = [tuple(item) for item in result["left_out"]]
-    return ShardResult(**result)
+    try:
+        values = read_json(record)
+        if values.get("made_of") != fingerprint:
+            return None
+        result: dict[str, Any] = values["result"]
+        for name in ("rates", "channels"):
+            result[name] = Counter({int(key): count for key, count in result[name].items()})
+        for name in ("speakers", "languages"):
+            result[name] = Counter(result[name])
+        result["left_out"] = [tuple(item) for item in result["left_out"]]
+        return ShardResult(**result)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None  # damaged: the shard is made again

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pruned_rnnt.json_file import damaged, read_json
+
 _NAME = "calibration.json"
 # Logits of 1e-4 and 1 - 1e-4, the smallest and the largest confidence that is printed.
 _MOST_LOGIT = 9.21
@@ -106,13 +108,15 @@ def read_calibration(folder: Path, vocab_size: int) -> Calibration | None:
     path = folder / _NAME
     if not path.is_file():
         return None
+    advice = (
+        "remove it, or write it again with `pruned-rnnt decode "
+        f"{folder} decode.split=dev --calibrate`"
+    )
+    values = read_json(path, advice)
     try:
-        found = Calibration.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        found = Calibration.from_dict(values)
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error!r}): remove it, or write it again with `pruned-rnnt decode "
-            f"{folder} decode.split=dev --calibrate`"
-        ) from error
+        raise damaged(path, error, advice) from error
     if found.times is not None and {len(found.times.before), len(found.times.after)} != {
         vocab_size
     }:

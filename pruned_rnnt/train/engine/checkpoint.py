@@ -163,7 +163,7 @@ class CheckpointFolder:
             return {}
         try:
             scores = json.loads(path.read_bytes())
-        except ValueError:
+        except (ValueError, RecursionError):
             scores = None
         if isinstance(scores, dict) and all(isinstance(s, int | float) for s in scores.values()):
             return scores

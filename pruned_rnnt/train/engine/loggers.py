@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pruned_rnnt.json_file import read_json
 from pruned_rnnt.optional_packages import require
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
@@ -196,13 +197,7 @@ def _read_ids(folder: Path) -> dict[str, str]:
     path = folder / _IDS_NAME
     if not path.is_file():
         return {}
-    try:
-        ids: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is damaged: correct it, or remove it to log to new runs of {LOGGERS[1:]}"
-        ) from error
-    return ids
+    return read_json(path, f"correct it, or remove it to log to new runs of {LOGGERS[1:]}")
 
 
 def _write_id(folder: Path, name: str, identity: str) -> None:

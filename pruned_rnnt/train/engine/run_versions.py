@@ -33,5 +33,5 @@ def versions(folder: Path) -> list[dict[str, str | int]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
