@@ -9,7 +9,6 @@ H context size, V vocabulary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
 from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, UNKNOWN_ID, Tokenizer
@@ -27,6 +26,7 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
+from pruned_rnnt.json_file import damaged, read_json
 from pruned_rnnt.optional_packages import require
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.batch_input import BatchInput
@@ -55,7 +55,7 @@ class OnnxRecogniser(AudioRecogniser):
     ) -> None:
         require("onnxruntime")
         try:
-            settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
+            settings = read_json(folder / SETTINGS_NAME)
             self._kind, self._streaming = settings["kind"], settings["streaming"]
             p99_duration = settings.get("p99_duration")
             if self._kind == "tdt":
@@ -65,11 +65,17 @@ class OnnxRecogniser(AudioRecogniser):
                     "`pruned-rnnt export --format torch`"
                 )
             tokenizer = Tokenizer.load(folder)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ExportError(f"{folder} is not a complete ONNX export: {error!r}") from error
+            self._shortest: int = round(float(settings["shortest_seconds"]) / FEATURE_SECONDS)
+            self._tail = int(
+                float(settings["tail_seconds"] if self._streaming else 0) * SAMPLING_RATE
+            )
+            p99_duration = None if p99_duration is None else float(p99_duration)
+        except (OSError, ValueError) as error:
+            raise ExportError(f"{folder} is not a complete ONNX export: {error}") from error
+        except (KeyError, TypeError) as error:
+            fault = damaged(folder / SETTINGS_NAME, error)
+            raise ExportError(f"{folder} is not a complete ONNX export: {fault}") from error
         super().__init__(tokenizer, p99_duration, None, segments)
-        self._settings = settings
-        self._shortest = round(settings["shortest_seconds"] / FEATURE_SECONDS)
         is_ctc = self._kind == "ctc"
         self._encoder = _session(folder, "model" if is_ctc else "encoder", threads)
         if not is_ctc:
@@ -87,6 +93,10 @@ class OnnxRecogniser(AudioRecogniser):
             for features_TF, length in zip(batch.features_NTF, lengths, strict=True)
         ]
 
+    @property
+    def _least_frames(self) -> int:
+        return self._shortest
+
     def _best_path(self, features_TF: Tensor) -> Hypothesis:
         encoded_TJ = self._stream(features_TF) if self._streaming else self._encode(features_TF)
         search = self._ctc if self._kind == "ctc" else self._transducer
@@ -98,10 +108,7 @@ class OnnxRecogniser(AudioRecogniser):
         return found
 
     def _encode(self, features_TF: Tensor) -> _FloatArray:
-        """Encoder output (T', J); features that are too short repeat their last frame."""
-        missing = max(0, self._shortest - len(features_TF))
-        if missing:
-            features_TF = nn.functional.pad(features_TF[None], (0, 0, 0, missing), "replicate")[0]
+        """Encoder output (T', J)."""
         lengths_N = np.array([len(features_TF)])
         output: _FloatArray = self._encoder.run(
             None, {"x": features_TF[None].numpy(), "x_lens": lengths_N}
@@ -112,8 +119,7 @@ class OnnxRecogniser(AudioRecogniser):
         """Encoder output of the chunks of a stream, with noise after its end."""
         inputs = self._encoder.get_inputs()
         size, shift = inputs[0].shape[1], int(_metadata(self._encoder)["decode_chunk_len"])
-        tail = int(self._settings["tail_seconds"] * SAMPLING_RATE)
-        noise_S = _TAIL_LEVEL * np.random.default_rng(0).standard_normal(tail)
+        noise_S = _TAIL_LEVEL * np.random.default_rng(0).standard_normal(self._tail)
         padded_TF = torch.cat((features_TF, audio_features(noise_S.astype(np.float32)))).numpy()
         state = {
             node.name: np.zeros(

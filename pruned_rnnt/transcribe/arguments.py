@@ -30,6 +30,12 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="write one file for each audio file instead of printing to stdout",
     )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="a truncated audio file is an error, not a warning: it has no transcript, and the "
+        "exit code is 1",
+    )
     parser.add_argument("--times", action="store_true", help="print the start and end of each word")
     parser.add_argument(
         "--window",

@@ -109,10 +109,12 @@ class AudioRecogniser(ABC):
     ) -> Transcription | list[Transcription]:
         """Transcribe an audio file (any that `open_audio` reads), samples, or a list of these.
 
-        Audio with nothing but digital silence gives an empty text.
+        Audio with nothing but digital silence gives an empty text, and so does audio that is
+        shorter than an output frame of the encoder sees (70 to 90 ms).
 
         Args:
-            audio: a path; or (S,) samples of one channel in [-1, 1]; or a list or tuple of these.
+            audio: a path; or an array or tensor (S,) of samples of one channel: floats in [-1, 1],
+                or int8, int16, int32 or uint8; or a list or tuple of these.
             sampling_rate: of samples, in Hz; files have their own.
             on_seconds: called with the seconds read so far of the file or samples.
             words: whether times and confidences of words are wanted; texts alone take less time.
@@ -122,7 +124,7 @@ class AudioRecogniser(ABC):
 
         Raises:
             FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`;
-                ValueError also for samples of another shape.
+                ValueError also for samples of another shape, type or range.
         """
         recordings = audio if isinstance(audio, list | tuple) else [audio]
         found = []
@@ -211,7 +213,7 @@ class AudioRecogniser(ABC):
                 if part is None:
                     break
                 batches.add(recording, part)
-            recording.frames = reader.frames
+            recording.frames, recording.warning = reader.frames, reader.warning
             yield from transcriptions(batches.done(), self.tokenizer)
         batches.finish()
         yield from transcriptions(batches.done(), self.tokenizer)

@@ -45,15 +45,9 @@ def part_frames(part: Segment | WholeRecording) -> int:
     return len(part.features_TF)
 
 
-def batch_input(
-    parts: Sequence[Segment | WholeRecording], device: torch.device, least_frames: int = 1
-) -> BatchInput:
-    """The batch of `parts`, in their order.
-
-    Args:
-        least_frames: shorter ones are padded to this length with their last frame.
-    """
-    lengths = [max(part_frames(part), least_frames) for part in parts]
+def batch_input(parts: Sequence[Segment | WholeRecording], device: torch.device) -> BatchInput:
+    """The batch of `parts`, in their order."""
+    lengths = [part_frames(part) for part in parts]
     frames = max(lengths)
     if device.type == "cuda":
         frames = _PADDING.frames_of(frames)
@@ -70,10 +64,6 @@ def batch_input(
     if len(found) > 1:
         order_N = torch.tensor([*whole, *others]).argsort()
         features_NTF = features_NTF[to_device(order_N, device)]
-    for n, part in enumerate(parts):
-        own = part_frames(part)
-        if own < least_frames:
-            features_NTF[n, own:least_frames] = features_NTF[n, own - 1]
     lengths_N = to_device(torch.tensor(lengths), device)
     silent_NT = is_digital_silence(features_NTF.flatten(0, 1)).view(-1, frames)
     if min(lengths) < frames:

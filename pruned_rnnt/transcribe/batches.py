@@ -61,7 +61,7 @@ class BatchDecoder(NamedTuple):
     best_paths: called with a batch and whether the paths of the CTC head are needed; makes the best
         paths, and yields before it waits for the device.
     device: where it decodes.
-    least_frames: feature frames that it needs.
+    least_frames: feature frames of an output frame; shorter segments have no path.
     """
 
     best_paths: Callable[[BatchInput, bool], Generator[None, None, BestPaths]]
@@ -127,8 +127,11 @@ class SegmentBatches:
 
     def add(self, recording: RecordingPath, part: Segment | WholeRecording) -> None:
         """Add the next segment of the newest recording; may decode those that wait."""
-        frames = part_frames(part)
-        self._waiting.append(_Waiting(recording, recording.add(), part, frames))
+        number, frames = recording.add(), part_frames(part)
+        if frames < self._decoder.least_frames:
+            recording.decoded(number, None)
+            return
+        self._waiting.append(_Waiting(recording, number, part, frames))
         self._frames += frames
         if self._frames >= self._batches_waiting * self._most_frames:
             self._launch_batches(to_the_end=False)
@@ -238,7 +241,7 @@ class SegmentBatches:
     ) -> Generator[None, None, list[DecodedSegment | None]]:
         """The best path of each segment; None for digital silence."""
         parts = [item.part for item in batch]
-        found = batch_input(parts, self._decoder.device, self._decoder.least_frames)
+        found = batch_input(parts, self._decoder.device)
         checks_speech = self._lost_speech != "ignore"
         flags = [found.is_silent_N]
         if checks_speech:

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_stream import FeatureStream, short_or_blocks
-from pruned_rnnt.data.audio.features import SAMPLING_RATE, frame_count, most_samples
-from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
+from pruned_rnnt.data.audio.features import FEATURE_DIM, frame_count, most_samples
+from pruned_rnnt.data.audio.samples import samples_at_16_khz
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.transcribe.segments import (
     AudioPiece,
@@ -25,8 +27,8 @@ from pruned_rnnt.transcribe.segments import (
     SpeechDetector,
 )
 
-# A file, or (S,) samples.
-Audio = Path | str | FloatArray
+# A file, or (S,) samples of one of the types of `samples_at_16_khz`.
+Audio = Path | str | FloatArray | Tensor | npt.NDArray[np.integer[Any]]
 AudioList = list[Any] | tuple[Audio, ...]
 
 
@@ -50,11 +52,12 @@ class RecordingReader:
 
     Attributes:
         frames: feature frames read so far.
+        warning: once all is read, how a file ends before its header says; empty if it does not.
 
     Raises:
         FileNotFoundError, ValueError: while iterating, as
-            `pruned_rnnt.data.audio.load_audio.read_audio`; ValueError also for samples of another
-            shape.
+            `pruned_rnnt.data.audio.load_audio.read_audio`; ValueError also for samples or features
+            of another shape, type or range.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class RecordingReader:
         on_seconds: Callable[[float], None] | None = None,
     ) -> None:
         self.frames = 0
+        self.warning = ""
         self._audio = audio
         self._sampling_rate = sampling_rate
         self._lengths = lengths
@@ -74,13 +78,14 @@ class RecordingReader:
         self._on_seconds = on_seconds
 
     def __iter__(self) -> Iterator[Segment | WholeRecording]:
-        if isinstance(self._audio, Tensor):
-            piece = AudioPiece(np.zeros(0, dtype=np.float32), self._audio)
+        audio = self._audio
+        if isinstance(audio, Tensor) and audio.ndim == 2:
+            piece = AudioPiece(np.zeros(0, dtype=np.float32), _features(audio))
             yield from self._segmenter()(self._counted([piece]))
             return
         longest = self._lengths.longest
-        blocks = _blocks(self._audio, self._sampling_rate, most_samples(longest))
-        begin = []
+        blocks = self._blocks(most_samples(longest))
+        begin: list[Any] = []
         for block_S in blocks:
             begin.append(block_S)
             self.frames = frame_count(sum(map(len, begin)))
@@ -94,6 +99,15 @@ class RecordingReader:
         self.frames = 0
         yield from self._segmenter()(self._counted(_pieces(chain(begin, blocks))))
 
+    def _blocks(self, most: int) -> Iterator[Any]:
+        """Blocks (S,) at 16 kHz; a file of at most `most` samples may be one block of integers."""
+        if isinstance(self._audio, str | Path):
+            return short_or_blocks(self._audio, most, self._truncated)
+        return iter([samples_at_16_khz(self._audio, self._sampling_rate)])
+
+    def _truncated(self, how: str) -> None:
+        self.warning = f"the file is truncated: {how}"
+
     def _segmenter(self) -> Segmenter:
         return Segmenter(self._lengths, self._new_detector())
 
@@ -106,31 +120,13 @@ class RecordingReader:
                 self._on_seconds(self.frames * FEATURE_SECONDS)
 
 
-def _blocks(audio: Audio, sampling_rate: int, most: int) -> Iterator[Any]:
-    """The sample blocks (S,) at 16 kHz of a file, or of samples at a rate in Hz.
-
-    Files of at most `most` samples may be one block of integers, see `short_or_blocks`.
-    """
-    if isinstance(audio, str | Path):
-        return short_or_blocks(audio, most)
-    return iter([_samples(audio, sampling_rate)])
-
-
-def _samples(audio: FloatArray, sampling_rate: int) -> FloatArray:
-    """Samples (S,) at 16 kHz.
-
-    Raises:
-        ValueError: another shape, no samples, or NaN or infinite ones.
-    """
-    samples_S = np.asarray(audio, dtype=np.float32)
-    if samples_S.ndim != 1 or not samples_S.size:
-        raise ValueError(
-            f"audio has the shape {samples_S.shape}, needs (S,) samples of one channel: average "
-            "the channels, or pass a list for several recordings"
-        )
-    if not np.isfinite(samples_S).all():
-        raise ValueError("audio has NaN or infinite samples")
-    return resample(samples_S, sampling_rate, SAMPLING_RATE)
+def _features(features_TF: Tensor) -> Tensor:
+    if features_TF.size(1) == FEATURE_DIM and features_TF.is_floating_point():
+        return features_TF
+    raise ValueError(
+        f"a tensor of two axes holds features, (T, {FEATURE_DIM}) of floats, but got "
+        f"{tuple(features_TF.shape)} of {features_TF.dtype}: samples have one axis, (S,)"
+    )
 
 
 def _pieces(blocks: Iterable[FloatArray]) -> Iterator[AudioPiece]:

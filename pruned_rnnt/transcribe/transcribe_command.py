@@ -43,7 +43,8 @@ def run_transcribe(
     """Print or write the transcript of each file; False if a file could not be transcribed.
 
     An error is printed for each such file, and the other files are still transcribed. Marks of
-    speech without text, or text without speech, are printed to stderr.
+    speech without text, or text without speech, are printed to stderr. A truncated file is a
+    warning, with `options.strict` an error.
 
     Args:
         console: shows a progress bar for each file.
@@ -56,6 +57,12 @@ def run_transcribe(
             print(f"pruned-rnnt transcribe: {_reason(item.path, result)}", file=sys.stderr)
             done = False
             continue
+        if result.warning:
+            kind = "" if options.strict else "warning: "
+            print(f"pruned-rnnt transcribe: {kind}{item.path}: {result.warning}", file=sys.stderr)
+            if options.strict:
+                done = False
+                continue
         write_transcript(result, item, options)
         for mark in result.marks:
             print(f"{item.path}: {mark_text(mark)}", file=sys.stderr)
@@ -143,6 +150,8 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
             would be written to the same transcript.
     """
     live = options.microphone or options.audio == ["-"]
+    if live and options.strict:
+        raise UsageError("--strict needs audio files")
     if options.microphone and options.audio:
         raise UsageError("--microphone cannot be combined with audio files")
     if not options.microphone and not options.audio:

@@ -25,6 +25,7 @@ class Transcription:
     seconds: length of the audio.
     language: code of the first language tag that the model wrote; "" without one.
     marks: stretches of the audio in which there is speech but no text, or text but no speech.
+    warning: how the file ends before its header says, so that text may be missing; else empty.
     """
 
     text: str
@@ -33,6 +34,7 @@ class Transcription:
     seconds: float
     language: str = ""
     marks: tuple[Mark, ...] = ()
+    warning: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -52,13 +54,14 @@ class RecordingPath:
     """What is known of one recording.
 
     error: why it could not be read or decoded.
-    frames: feature frames; known at the end.
+    frames, warning: feature frames, and the warning of the transcription; known at the end.
     segments: how many were added; waiting: how many of them are not decoded yet.
     """
 
     path: JoinedPath
     error: Exception | None = None
     frames: int = 0
+    warning: str = ""
     segments: int = 0
     waiting: int = 0
     _decoded: dict[int, DecodedSegment | None] = field(default_factory=dict)
@@ -101,6 +104,7 @@ def transcriptions(
             seconds=round(recording.frames * FEATURE_SECONDS, 2),
             language=tokenizer.language_of(own_symbols),
             marks=tuple(recording.path.marks),
+            warning=recording.warning,
         )
         for recording, text, own, own_symbols in zip(recordings, texts, words, symbols, strict=True)
     ]

@@ -19,13 +19,17 @@ _MOST_CHARACTERS = 80
 def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     """The transcript of one file in the format `kind`; every line ends with a line break.
 
-    text: `name<tab>text`, then with `times` a line `start end word` for each word.
-    jsonl: one object with file, seconds, text, score (log-probability of the path), words, each
-        with start, end and confidence, and marks, each with kind, start and end; of models with
-        language tags also the language.
+    text: `name<tab>text`, then with `times` a line `start end word` for each word. It is no table
+        for spreadsheets, which may run a text that begins with = + - or @ as a formula.
+    jsonl: one object with file, seconds, text, score (log-probability of the path), warning (empty
+        if there is none), words, each with start, end and confidence, and marks, each with kind,
+        start and end; of models with language tags also the language.
     srt: numbered subtitles; a mark is one in brackets.
     ctm: `name 1 start duration word confidence` for each word; a mark is a comment.
     """
+    if kind != "jsonl":
+        # A line break in a file's name would begin another line.
+        name = "".join(c if c.isprintable() else f"{c!a}"[1:-1] for c in name)
     if kind == "srt":
         return _srt(result)
     if kind == "ctm":
@@ -43,6 +47,7 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
             "text": result.text,
             **({"language": result.language} if result.language else {}),
             "score": round(result.score, 4),
+            "warning": result.warning,
             "words": words_of_file,
             "marks": [mark._asdict() for mark in result.marks],
         }

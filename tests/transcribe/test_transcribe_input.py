@@ -7,6 +7,7 @@ import struct
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,10 +73,10 @@ def test_other_files_are_transcribed_if_one_runs_out_of_memory(
 ) -> None:
     blocks = recordings.short_or_blocks
 
-    def failing(path: Path, most: int) -> object:
+    def failing(path: Path, *rest: Any) -> object:
         if path.name == "b.wav":
             raise error
-        return blocks(path, most)
+        return blocks(path, *rest)
 
     monkeypatch.setattr(recordings, "short_or_blocks", failing)
     assert main(["transcribe", str(model), str(folder)]) == EXIT_FAILED

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.ffmpeg_audio import open_with_ffmpeg
+from pruned_rnnt.data.audio.truncation import describe_truncation
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
@@ -21,6 +22,8 @@ _FFMPEG_SUFFIXES = (".m4a", ".aac", ".wma", ".webm")
 # 16 kHz, resampling needs memory in proportion to it: 600 MB at the upper bound.
 LOWEST_RATE = 1000
 HIGHEST_RATE = 768_000
+# libsndfile returns the largest possible number of frames for an unknown length.
+_UNKNOWN_FRAMES = 2**62
 
 
 class AudioFile(Protocol):
@@ -35,6 +38,9 @@ class AudioFile(Protocol):
     def pcm16(self, most: int) -> Pcm16Array | None:
         """The (S,) samples as they are stored; None, and nothing read, for files of other than one
         channel of 16-bit integers, without samples, or with more than `most`."""
+
+    def truncation(self) -> str:
+        """How the file ends before its header says, once it has been read; empty if it does not."""
 
 
 @contextmanager
@@ -67,8 +73,7 @@ def seconds_in_header(path: Path) -> int | None:
             info = soundfile.info(path)
     except soundfile.LibsndfileError:
         return None
-    # libsndfile returns the largest possible number of frames for an unknown length.
-    known = 0 < info.frames < 2**62 and not rate_problem(info.samplerate)
+    known = 0 < info.frames < _UNKNOWN_FRAMES and not rate_problem(info.samplerate)
     return int(info.frames / info.samplerate) if known else None
 
 
@@ -80,8 +85,10 @@ def rate_problem(rate: float) -> str:
 
 
 class _SoundFile:
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, path: Path) -> None:
         self._file = file
+        self._path = path
+        self._read = 0
         self.sampling_rate = int(file.samplerate)
 
     def blocks(self, size: int) -> Iterator[FloatArray]:
@@ -90,13 +97,21 @@ class _SoundFile:
                 block_SC = self._file.read(size, dtype="float32", always_2d=True)
             if not len(block_SC):
                 return
+            self._read += len(block_SC)
             yield block_SC
+
+    def truncation(self) -> str:
+        stated = int(self._file.frames)
+        if self._read < stated < _UNKNOWN_FRAMES:
+            return f"it has {self._read:,} of {stated:,} samples"
+        return describe_truncation(self._path)
 
     def pcm16(self, most: int) -> Pcm16Array | None:
         file = self._file
         if file.subtype != "PCM_16" or file.channels != 1 or not 0 < file.frames <= most:
             return None
         samples_S: Pcm16Array = file.read(file.frames, dtype="int16")
+        self._read = len(samples_S)
         return samples_S
 
 
@@ -108,6 +123,7 @@ def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
         with without_decoder_messages():
             file = soundfile.SoundFile(path)
         with file:
-            yield _SoundFile(file)
+            yield _SoundFile(file, path)
     except soundfile.LibsndfileError as error:
-        raise ValueError(f"{path} cannot be read as audio: {error.error_string}") from error
+        reason = error.error_string or "it is truncated or damaged"
+        raise ValueError(f"{path} cannot be read as audio: {reason}") from error

@@ -7,7 +7,7 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -40,9 +40,14 @@ def audio_blocks(path: Path | str, seconds: float = _BLOCK_SECONDS) -> Iterator[
         yield from _blocks(file, path, seconds)
 
 
-def short_or_blocks(path: Path | str, most: int) -> Iterator[Pcm16Array | FloatArray]:
+def short_or_blocks(
+    path: Path | str, most: int, on_truncation: Callable[[str], None]
+) -> Iterator[Pcm16Array | FloatArray]:
     """The same; but the samples (S,) of a file of 16-bit integers with one channel at 16 kHz, at
-    most `most`, are one block as they are stored."""
+    most `most`, are one block as they are stored.
+
+    on_truncation: called after the last block if the file ends before its header says; with how.
+    """
     of_wav_S = short_wav(path, SAMPLING_RATE, most)
     if of_wav_S is not None:
         yield of_wav_S
@@ -53,6 +58,8 @@ def short_or_blocks(path: Path | str, most: int) -> Iterator[Pcm16Array | FloatA
             yield stored_S
         else:
             yield from _blocks(file, path, _BLOCK_SECONDS)
+        if truncation := file.truncation():
+            on_truncation(truncation)
 
 
 def _blocks(file: AudioFile, path: Path | str, seconds: float) -> Iterator[FloatArray]:

@@ -41,6 +41,9 @@ class _DecodedFile:
     def pcm16(self, most: int) -> None:
         """ffmpeg's output is float32."""
 
+    def truncation(self) -> str:
+        return ""  # ffmpeg itself raises an error
+
 
 @contextmanager
 def open_with_ffmpeg(path: Path) -> Iterator[_DecodedFile]:

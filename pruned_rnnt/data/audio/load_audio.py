@@ -5,6 +5,7 @@ Axes: S samples.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from pruned_rnnt.data.audio.audio_file import open_audio
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 
+logger = logging.getLogger(__name__)
+
 # Samples to read at a time.
 _BLOCK = 2**20
 
@@ -20,13 +23,17 @@ _BLOCK = 2**20
 def read_audio(path: Path | str) -> FloatArray:
     """Reads a whole file: (S,) float32 at 16 kHz, channels averaged.
 
+    A file that ends before its header says is logged as a warning.
+
     Raises:
         FileNotFoundError, ValueError: as `open_audio`; ValueError also for an empty file and for
             samples that are not finite.
     """
     with open_audio(path) as file:
         parts = [mono(block_SC, path) for block_SC in file.blocks(_BLOCK)]
-        rate = file.sampling_rate
+        rate, truncation = file.sampling_rate, file.truncation()
+    if truncation:
+        logger.warning("%s is truncated: %s", path, truncation)
     if not parts:
         raise ValueError(f"{path} has no samples")
     return resample(np.concatenate(parts), rate, SAMPLING_RATE)

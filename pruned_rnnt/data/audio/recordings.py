@@ -10,7 +10,6 @@ import io
 import shlex
 import stat
 import subprocess
-import wave
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from lhotse import AudioSource, Recording
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
+from pruned_rnnt.data.audio.truncation import describe_truncation
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 
@@ -138,31 +138,13 @@ def _check_file(path: Path) -> None:
         raise UnusableUtterance(
             "name of a .sph file has characters that a shell interprets", str(path)
         )
-    size = status.st_size
-    if size == 0:
+    if status.st_size == 0:
         raise UnusableUtterance("empty audio file", str(path))
-    promised = _promised_bytes(path)
-    if promised is not None and size < promised:
+    truncation = describe_truncation(path)
+    if truncation:
         raise UnusableUtterance(
-            "truncated: fewer samples than the header says",
-            f"{path}: {size} of {promised} bytes",
+            "truncated: fewer samples than the header says", f"{path}: {truncation}"
         )
-
-
-def _promised_bytes(path: Path) -> int | None:
-    """The smallest size of a PCM wav file according to its header; None for other files.
-
-    libsndfile reads a truncated file without an error.
-    """
-    if path.suffix.lower() != ".wav":
-        return None
-    try:
-        with wave.open(str(path)) as header:
-            promised = header.getnframes() * header.getnchannels() * header.getsampwidth()
-    except (wave.Error, EOFError, OSError):
-        return None
-    # Programs that write to a pipe do not know the size and leave the largest possible value.
-    return promised if promised < 2**31 - 2**16 else None
 
 
 def read_samples(cut: Any) -> FloatArray:

@@ -1,0 +1,66 @@
+"""Samples that a program passes: checks them and brings them to the rate of the models.
+
+Axes: S samples.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pruned_rnnt.data.audio.audio_file import rate_problem
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.waveform import FloatArray, resample
+
+# Silence and the largest amplitude of each type of integers.
+_INTEGERS = {"int8": (0, 2**7), "uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
+_FLOATS = ("float16", "float32", "float64")
+# Filters and codecs exceed 1 by little; no audio is 24 dB above full scale.
+_LARGEST = 16.0
+
+
+def samples_at_16_khz(audio: Any, sampling_rate: int) -> FloatArray:
+    """Samples (S,) float32 at 16 kHz in [-1, 1].
+
+    Args:
+        audio: an array or tensor (S,), of floats in [-1, 1], or of int8, int16, int32 or uint8,
+            which are divided by their range as wav files store them.
+        sampling_rate: in Hz.
+
+    Raises:
+        ValueError: another shape, type, range or rate, no samples, or NaN or infinite ones.
+    """
+    given_S = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else np.asarray(audio)
+    if given_S.ndim != 1 or not given_S.size:
+        raise ValueError(
+            f"audio has the shape {given_S.shape}, needs (S,) samples of one channel: average "
+            "the channels, or pass a list for several recordings"
+        )
+    kind = given_S.dtype.name
+    if kind not in _FLOATS and kind not in _INTEGERS:
+        raise ValueError(
+            f"audio has samples of {kind}, needs floats in [-1, 1], or {', '.join(_INTEGERS)}"
+        )
+    try:
+        rate = operator.index(sampling_rate)
+    except TypeError:
+        raise ValueError(
+            f"sampling_rate is {sampling_rate!r}, needs a whole number of Hz"
+        ) from None
+    if problem := rate_problem(rate):
+        raise ValueError(problem)
+    samples_S: FloatArray = given_S.astype(np.float32)
+    if kind in _INTEGERS:
+        zero, largest = _INTEGERS[kind]
+        samples_S = (samples_S - np.float32(zero)) / np.float32(largest)
+    elif not np.isfinite(samples_S).all():
+        raise ValueError("audio has NaN or infinite samples")
+    elif np.abs(samples_S).max() > _LARGEST:
+        raise ValueError(
+            f"audio has samples up to {np.abs(samples_S).max():g}, needs floats in [-1, 1]: divide "
+            "by the range of the integers that they were"
+        )
+    return resample(samples_S, rate, SAMPLING_RATE)

@@ -1,0 +1,205 @@
+"""Samples of every type, audio that is too short, and truncated files: right or refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from pruned_rnnt import load
+from pruned_rnnt.cli import main
+from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.data.audio.load_audio import read_audio
+from pruned_rnnt.data.audio.samples import samples_at_16_khz
+from pruned_rnnt.data.audio.truncation import describe_truncation
+from pruned_rnnt.transcribe.recogniser import Recogniser
+from tests.data.recorded_speech import truncate
+from tests.transcribe.random_model import save_random_model, sound
+
+SOUND_S = sound(2.0)
+FORMATS = {
+    "wav": "PCM_16",
+    "float.wav": "FLOAT",
+    "adpcm.wav": "MS_ADPCM",
+    "mp3": "MPEG_LAYER_III",
+    "ogg": "VORBIS",
+    "opus": "OPUS",
+    "sph": "PCM_16",
+    "ulaw.sph": "ULAW",
+}
+
+
+def write(path: Path, samples_S: Any = SOUND_S) -> Path:
+    container = {"opus": "OGG", "sph": "NIST"}.get(path.suffix[1:], path.suffix[1:].upper())
+    soundfile.write(path, samples_S, 16000, FORMATS[path.name.partition(".")[2]], format=container)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def recogniser(model: Path) -> Recogniser:
+    found = load(model)
+    assert isinstance(found, Recogniser)
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind", ["float16", "float32", "float64", "int8", "uint8", "int16", "int32"]
+)
+def test_samples_of_every_type_are_scaled(kind: str) -> None:
+    bits = np.iinfo(kind).bits if "int" in kind else 0
+    if not bits:
+        given_S, step = SOUND_S.astype(kind), np.finfo(kind).eps
+    else:
+        step = 2.0 ** (1 - bits)
+        zero = 128 if kind == "uint8" else 0
+        given_S = np.rint(SOUND_S.astype(np.float64) / step + zero).astype(kind)
+    for audio in (given_S, torch.from_numpy(given_S)):
+        got_S = samples_at_16_khz(audio, 16000)
+        assert got_S.dtype == np.float32
+        np.testing.assert_allclose(got_S, SOUND_S, rtol=0, atol=max(step, 1e-6))
+    assert len(samples_at_16_khz(given_S, 48000)) == math.ceil(len(given_S) / 3)
+
+
+def test_integers_are_transcribed_as_their_file(recogniser: Recogniser, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav")
+    stored_S, _ = soundfile.read(path, dtype="int16")
+    expected = recogniser.transcribe(path)
+    assert expected.text
+    for audio in (stored_S, torch.from_numpy(stored_S), stored_S / 32768):
+        assert recogniser.transcribe(audio).text == expected.text
+
+
+@pytest.mark.parametrize(
+    ("audio", "rate", "message"),
+    [
+        (np.zeros((48000, 2), np.float32), 48000, r"the shape \(48000, 2\), needs \(S,\) samples"),
+        (np.zeros((2, 48000), np.int16), 48000, r"the shape \(2, 48000\), needs \(S,\) samples"),
+        (np.zeros(0, np.float32), 16000, r"the shape \(0,\)"),
+        (np.float32(1.0), 16000, r"the shape \(\)"),
+        (np.ones(9, np.complex64), 16000, "samples of complex64, needs floats"),
+        (np.ones(9, np.int64), 16000, "samples of int64, needs floats"),
+        (np.ones(9, np.uint16), 16000, "samples of uint16, needs floats"),
+        (np.ones(9, bool), 16000, "samples of bool, needs floats"),
+        (np.array(["a"] * 9), 16000, "samples of str"),
+        (np.array([0.0, np.nan]), 16000, "NaN or infinite samples"),
+        (np.array([0.0, -np.inf]), 16000, "NaN or infinite samples"),
+        (np.array([0.0, 1e300]), 16000, "NaN or infinite samples"),
+        (np.array([0.0, -12000.0]), 16000, "samples up to 12000, needs floats in"),
+        (SOUND_S, 0, "sampling rate is 0 Hz, needs 1,000 to 768,000 Hz"),
+        (SOUND_S, -16000, "sampling rate is -16,000 Hz"),
+        (SOUND_S, 10**9, "sampling rate is 1,000,000,000 Hz"),
+        (SOUND_S, 44100.5, "sampling_rate is 44100.5, needs a whole number"),
+        (SOUND_S, "16000", "sampling_rate is '16000', needs a whole number"),
+        (torch.zeros(2, 48000), 48000, r"features, \(T, 80\) of floats, but got \(2, 48000\)"),
+        (torch.zeros(2, 3, 80), 16000, r"the shape \(2, 3, 80\)"),
+        (torch.zeros(9, 80, dtype=torch.int16), 16000, "of torch.int16"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_other_samples_are_refused(
+    recogniser: Recogniser, audio: Any, rate: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        recogniser.transcribe(audio, sampling_rate=rate)
+
+
+def test_audio_of_no_output_frame_has_no_text(
+    recogniser: Recogniser,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Padding it to a frame made a word of 25 ms of anything."""
+    assert recogniser.model is not None
+    frames = recogniser.model.encoder.receptive_field
+    for samples, has_text in ((1, False), (400, False), (160 * frames, True)):
+        audio_S = SOUND_S[4000 : 4000 + samples]
+        result = recogniser.transcribe(audio_S)
+        assert bool(result.text) is has_text, samples
+        assert bool(result.words) is has_text
+        in_file = recogniser.transcribe(write(tmp_path / "a.float.wav", audio_S))
+        assert in_file.text == result.text
+        if not has_text:
+            assert result.score == 0.0
+        stdin = ModuleType("stdin")
+        stdin.buffer = io.BytesIO((audio_S * 32767).astype("<i2").tobytes())  # type: ignore[attr-defined]
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"]) == 0
+        assert bool(capsys.readouterr().out.strip()) is has_text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_truncated_files_are_described(
+    recogniser: Recogniser, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / f"a.{name}")
+    whole = recogniser.transcribe(path)
+    assert whole.warning == describe_truncation(path) == ""
+    assert not caplog.records
+    read_audio(truncate(path, 0.95))
+    assert f"{path} is truncated: it " in caplog.text
+    part = recogniser.transcribe(path)
+    assert part.warning.startswith("the file is truncated: it ")
+    assert 0 < part.seconds < whole.seconds
+
+
+def test_a_truncated_flac_file_is_refused(recogniser: Recogniser, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.flac", SOUND_S, 16000)
+    with pytest.raises(ValueError, match=r"a\.flac cannot be read as audio: .+"):
+        recogniser.transcribe(truncate(tmp_path / "a.flac", 0.5))
+
+
+def test_headers_without_a_size_are_no_truncation(recogniser: Recogniser, tmp_path: Path) -> None:
+    """Programs that write to a pipe leave the largest number, or 0."""
+    path = write(tmp_path / "a.wav")
+    content = bytearray(path.read_bytes())
+    for size in (0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0):
+        content[40:44] = size.to_bytes(4, "little")
+        path.write_bytes(content)
+        assert describe_truncation(path) == ""
+    path.write_bytes(content[:12] + b"LIST\xff\xff\xff\x7f" + content[12:])
+    assert describe_truncation(path) == ""
+
+
+def test_the_command_warns_of_truncated_files(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, cut = write(tmp_path / "a.wav"), truncate(write(tmp_path / "b.wav"))
+    command = ["transcribe", str(model), str(good), str(cut), "--format", "jsonl"]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    lines = [json.loads(line) for line in shown.out.splitlines()]
+    warning = "the file is truncated: it has 31,978 of 64,000 bytes of samples"
+    assert [line["warning"] for line in lines] == ["", warning]
+    assert f"pruned-rnnt transcribe: warning: {cut}: {warning}\n" == shown.err
+    assert main([*command, "--strict"]) == EXIT_FAILED
+    shown = capsys.readouterr()
+    assert [json.loads(line)["file"] for line in shown.out.splitlines()] == [str(good)]
+    assert f"pruned-rnnt transcribe: {cut}: {warning}\n" == shown.err
+    assert main(["transcribe", str(model), "-", "--strict"]) == EXIT_USAGE
+
+
+def test_a_name_with_a_line_break_is_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.wav").rename(tmp_path / "a\nb\x1b.wav")
+    for kind in ("text", "ctm"):
+        assert main(["transcribe", str(model), str(path), "--format", kind]) == 0
+        shown = capsys.readouterr().out
+        assert "\x1b" not in shown
+        assert all("a\\nb\\x1b" in line for line in shown.splitlines())
