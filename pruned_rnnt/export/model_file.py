@@ -13,6 +13,7 @@ A dictionary of tensors and plain values, read with `weights_only`:
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,6 +117,8 @@ def load_model(path: Path | str) -> ModelFile:
         p99_duration = values.get(_P99_KEY)
         if p99_duration is not None:
             p99_duration = float(p99_duration)
+            if not 0 < p99_duration < math.inf:
+                raise ValueError(f"{_P99_KEY} is {p99_duration}")
         calibration = values.get(_CALIBRATION_KEY)
         if calibration is not None:
             calibration = Calibration.from_dict(calibration)

@@ -22,7 +22,7 @@ from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.finetune.source import Source
-from pruned_rnnt.json_file import damaged, read_json
+from pruned_rnnt.json_file import damaged, from_json, read_json
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -204,14 +204,7 @@ def _saved(folder: Path) -> list[TestSet]:
     advice = "remove it, and the sets are decoded again"
     values = read_json(path, advice)
     try:
-        return [
-            TestSet(
-                domain=each["domain"],
-                path=each["path"],
-                split=each["split"],
-                before=Counts(**each["before"]) if each["before"] else None,
-            )
-            for each in values["sets"]
-        ]
+        sets = [from_json(TestSet, each) for each in values["sets"]]
     except (KeyError, TypeError) as error:
         raise damaged(path, error, advice) from error
+    return [dataclasses.replace(each, after=None) for each in sets]

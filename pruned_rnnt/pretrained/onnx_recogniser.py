@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
-from pruned_rnnt.json_file import damaged, read_json
+from pruned_rnnt.json_file import damaged, from_json, read_json
 from pruned_rnnt.optional_packages import require
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.batch_input import BatchInput
@@ -36,6 +36,18 @@ from pruned_rnnt.usage_errors import ExportError
 _FloatArray = npt.NDArray[np.float32]
 # The level of the noise that is appended to streams, as recognise.py of the folder does.
 _TAIL_LEVEL = 1e-3
+_KINDS = ("transducer", "ctc", "tdt")
+_MOST_SECONDS = 1e5
+
+
+class _Settings(NamedTuple):
+    """The values of settings.json that this module uses; times in seconds."""
+
+    kind: str
+    streaming: bool
+    shortest_seconds: float
+    tail_seconds: float = 0.0
+    p99_duration: float | None = None
 
 
 class OnnxRecogniser(AudioRecogniser):
@@ -55,27 +67,19 @@ class OnnxRecogniser(AudioRecogniser):
     ) -> None:
         require("onnxruntime")
         try:
-            settings = read_json(folder / SETTINGS_NAME)
-            self._kind, self._streaming = settings["kind"], settings["streaming"]
-            p99_duration = settings.get("p99_duration")
-            if self._kind == "tdt":
-                raise ExportError(
-                    f"{folder} has the ONNX files of a TDT model, which only sherpa-onnx runs "
-                    "(recognise.py in the folder): load the run, or a model of "
-                    "`pruned-rnnt export --format torch`"
-                )
-            tokenizer = Tokenizer.load(folder)
-            self._shortest: int = round(float(settings["shortest_seconds"]) / FEATURE_SECONDS)
-            self._tail = int(
-                float(settings["tail_seconds"] if self._streaming else 0) * SAMPLING_RATE
-            )
-            p99_duration = None if p99_duration is None else float(p99_duration)
+            tokenizer, settings = Tokenizer.load(folder), _read_settings(folder / SETTINGS_NAME)
         except (OSError, ValueError) as error:
             raise ExportError(f"{folder} is not a complete ONNX export: {error}") from error
-        except (KeyError, TypeError) as error:
-            fault = damaged(folder / SETTINGS_NAME, error)
-            raise ExportError(f"{folder} is not a complete ONNX export: {fault}") from error
-        super().__init__(tokenizer, p99_duration, None, segments)
+        if settings.kind == "tdt":
+            raise ExportError(
+                f"{folder} has the ONNX files of a TDT model, which only sherpa-onnx runs "
+                "(recognise.py in the folder): load the run, or a model of "
+                "`pruned-rnnt export --format torch`"
+            )
+        self._kind, self._streaming = settings.kind, settings.streaming
+        self._shortest = round(settings.shortest_seconds / FEATURE_SECONDS)
+        self._tail = int(settings.tail_seconds * SAMPLING_RATE)
+        super().__init__(tokenizer, settings.p99_duration, None, segments)
         is_ctc = self._kind == "ctc"
         self._encoder = _session(folder, "model" if is_ctc else "encoder", threads)
         if not is_ctc:
@@ -171,6 +175,23 @@ class OnnxRecogniser(AudioRecogniser):
         before_T = np.concatenate(([BLANK_ID], best_T[:-1]))
         emits_T = (best_T != BLANK_ID) & (best_T != before_T)
         return np.where(emits_T, best_T, -1), scores_T
+
+
+def _read_settings(path: Path) -> _Settings:
+    values = read_json(path)
+    try:
+        found = from_json(_Settings, values)
+    except TypeError as error:
+        raise damaged(path, error) from error
+    if found.kind not in _KINDS:
+        raise damaged(path, f"kind is {ascii(found.kind)[:50]}, needs one of {', '.join(_KINDS)}")
+    for name in ("shortest_seconds", "tail_seconds", "p99_duration"):
+        seconds = getattr(found, name)
+        if seconds is not None and not 0 <= seconds <= _MOST_SECONDS:
+            raise damaged(path, f"{name} is {seconds}, needs 0 to {_MOST_SECONDS:g}")
+    if found.p99_duration == 0:
+        raise damaged(path, "p99_duration is 0, needs more")
+    return found
 
 
 def _session(folder: Path, graph: str, threads: int) -> Any:

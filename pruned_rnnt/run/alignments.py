@@ -99,7 +99,7 @@ class AlignmentPlace:
             return None
         try:
             return ResultInputs.from_dict(read_json(path))
-        except (AttributeError, KeyError, ValueError, TypeError) as error:
+        except (TypeError, ValueError) as error:
             raise UsageError(f"{path} is damaged ({error}): choose another folder") from error
 
     def _held(self) -> str:

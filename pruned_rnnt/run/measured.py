@@ -13,7 +13,7 @@ from pruned_rnnt.decode.scoring.wer import (
     confidence_interval,
     count_errors,
 )
-from pruned_rnnt.json_file import damaged, read_json
+from pruned_rnnt.json_file import damaged, from_json, read_json
 from pruned_rnnt.run.result_inputs import ResultInputs
 
 _PREFIX = "scores-"
@@ -80,8 +80,8 @@ def read_measurement(path: Path) -> Measurement:
     advice = "remove it, and run `pruned-rnnt decode` again"
     values = read_json(path, advice)
     try:
-        return _from_dict(values)
-    except (AttributeError, ValueError, KeyError, TypeError) as error:
+        return from_json(Measurement, values)
+    except TypeError as error:
         raise damaged(path, error, advice) from error
 
 
@@ -100,13 +100,3 @@ def read_measurements(folder: Path, model: str) -> list[Measurement]:
         newest[key] = found
     ordered = sorted(newest.items())
     return [measurement for _, measurement in ordered if measurement.model == model]
-
-
-def _from_dict(values: dict[str, Any]) -> Measurement:
-    rates = {
-        name: ErrorRate(**{**values[name], "counts": ErrorCounts(**values[name]["counts"])})
-        for name in ("words", "characters")
-    }
-    inputs = values.get("inputs")
-    others = {name: value for name, value in values.items() if name != "fingerprint"}
-    return Measurement(**{**others, **rates, "inputs": inputs and ResultInputs.from_dict(inputs)})

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pruned_rnnt.data.input.batch_identity import Audio
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
+from pruned_rnnt.json_file import from_json
 from pruned_rnnt.run.measured import measurement_path, read_measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.results import results_folder
@@ -215,11 +216,12 @@ def _decoded(line: Any) -> Decoded:
         transcript=transcript,
         sentence=transcript,
         language=str(line.get("language", "")),
-        words=tuple(
-            TimedWord(w["word"], w["start"], w["end"], w["confidence"]) for w in best["words"]
+        words=tuple(from_json(TimedWord, word) for word in best["words"]),
+        tokens=tuple(
+            from_json(Token, {"name": t["token"], "start": t["start"], "log_prob": t["score"]})
+            for t in best["tokens"]
         ),
-        tokens=tuple(Token(t["token"], t["start"], t["score"]) for t in best["tokens"]),
-        audio=Audio(**line["audio"]) if "audio" in line else None,
+        audio=from_json(Audio, line["audio"]) if "audio" in line else None,
     )
 
 

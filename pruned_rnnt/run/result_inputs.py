@@ -6,8 +6,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from pruned_rnnt.json_file import from_json
 
 # Keeps the longest file name, with its prefix and fingerprint, below 255 bytes.
 _MOST_BYTES = 150
@@ -94,6 +96,5 @@ class ResultInputs:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ResultInputs:
-        """The inverse of `dataclasses.asdict`; TypeError if a value is missing."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        """The inverse of `dataclasses.asdict`; TypeError for a missing value or another type."""
+        return from_json(cls, values)

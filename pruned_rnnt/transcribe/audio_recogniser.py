@@ -5,6 +5,7 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -65,6 +66,8 @@ class AudioRecogniser(ABC):
         calibration: Calibration | None = None,
         segments: SegmentConfig | None = None,
     ) -> None:
+        if p99_duration is not None and not 0 < p99_duration < math.inf:
+            raise ValueError(f"p99_duration is {p99_duration}, needs a positive number of seconds")
         self.tokenizer = tokenizer
         self.p99_duration = p99_duration
         self._calibration = calibration

@@ -28,6 +28,7 @@ _LONG_PAUSE_FRAMES = 100
 # If no pause is long enough, audio is cut at the longest gap between half and all of the longest
 # segment; a shorter gap than 120 ms may be the closure of a stop within a word.
 _SHORT_PAUSE_FRAMES = 12
+_LEAST_WINDOW = 0.5  # seconds
 # Shorter sounds between pauses, such as clicks, are not speech; a detector widens them by 60 ms.
 _SHORTEST_SPEECH_FRAMES = 10
 # Windows without a pause between them share a third, at most 4 s, which holds several words.
@@ -39,7 +40,7 @@ class SegmentConfig:
     """How audio is cut at pauses; all lengths are in seconds.
 
     window: length of the longest segment; audio of at most this length is not cut. Default: 1.25
-        times the 99th percentile of the training utterances' durations, at most 30. In segments
+        times the 99th percentile of the training utterances' durations, 0.5 to 30. In segments
         longer than its training utterances, a model may delete words.
     shortest: shorter segments are joined with the next one if the pause between them is below a
         second. Default: a quarter of that percentile.
@@ -61,7 +62,7 @@ class SegmentConfig:
     def __post_init__(self) -> None:
         # The encoder processes a whole window at once, so the window determines its memory.
         for name, value, least, most in (
-            ("window", self.window, 0.5, 3600),
+            ("window", self.window, _LEAST_WINDOW, 3600),
             ("shortest", self.shortest, 0, self.window or 3600),
             ("pause", self.pause, 0.1, 1),
             ("padding", self.padding, 0, 0.5),
@@ -78,7 +79,8 @@ class SegmentConfig:
     def lengths(self, p99_duration: float | None) -> SegmentLengths:
         """In frames, for a model whose training utterances have this 99th percentile."""
         usual = p99_duration or _LONGEST_SECONDS
-        longest = self.window or min(_LONGEST_SECONDS, _LONGEST_SHARE * usual)
+        default = max(_LEAST_WINDOW, min(_LONGEST_SECONDS, _LONGEST_SHARE * usual))
+        longest = self.window or default
         shortest = min(usual, longest) * _SHORTEST_SHARE if self.shortest is None else self.shortest
         frames = _frames(longest)
         return SegmentLengths(

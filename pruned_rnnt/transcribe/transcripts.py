@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from pruned_rnnt.decode.ctm import ctm_text
@@ -14,6 +15,8 @@ from pruned_rnnt.transcribe.transcription import Transcription
 _PAUSE_SECONDS = 0.8
 _MOST_SECONDS = 6.0
 _MOST_CHARACTERS = 80
+# And other control characters; surrogates stand for bytes that are no UTF-8.
+_LINE_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
@@ -29,7 +32,7 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     """
     if kind != "jsonl":
         # A line break in a file's name would begin another line.
-        name = "".join(c if c.isprintable() else f"{c!a}"[1:-1] for c in name)
+        name = _LINE_BREAKS.sub(lambda found: ascii(found[0])[1:-1], name)
     if kind == "srt":
         return _srt(result)
     if kind == "ctm":

@@ -85,6 +85,7 @@ def tokenizer() -> Tokenizer:
         ({"tokenizer": torch.zeros(9)}, "its tokenizer or calibration"),
         ({"tokenizer": 3}, "its tokenizer or calibration"),
         ({"usual_longest": "x"}, "its tokenizer or calibration"),
+        ({"usual_longest": -1}, "usual_longest is -1"),
         ({"calibration": {"times": 3}}, "its tokenizer or calibration"),
         ({"config": {"model": 3}}, "'config' has no model"),
         ({"encoder": {"layers": 10**9}}, "the model has far more"),

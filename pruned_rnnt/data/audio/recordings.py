@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import shlex
 import stat
 import subprocess
@@ -20,6 +21,8 @@ from lhotse.utils import fastcopy
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.truncation import describe_truncation
 from pruned_rnnt.data.audio.waveform import FloatArray
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class UnusableUtterance(Exception):
@@ -181,10 +184,10 @@ def may_be_mp3(cut: Any) -> bool:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an error's message, without lhotse's hints."""
+    """The last line of an error's message, without lhotse's hints and control characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("Set LHOTSE_", "[extra info]"))]
-    return (lines[-1] if lines else type(error).__name__)[:300]
+    return _CONTROL.sub("?", lines[-1] if lines else type(error).__name__)[:300]
 
 
 def runs_shell(path: str) -> bool:

@@ -43,7 +43,7 @@ class Tokenizer:
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._model = model
         self._size = int(self._processor.get_piece_size())
-        special = [self._processor.id_to_piece(i) for i in range(min(3, len(self)))]
+        special = self.symbols[:3]  # all are read: a damaged one is no UTF-8
         wanted = [BLANK_SYMBOL, SOS_EOS_SYMBOL, UNKNOWN_SYMBOL]
         if special != wanted:
             raise ValueError(

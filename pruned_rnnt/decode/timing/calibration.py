@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.json_file import damaged, read_json
+from pruned_rnnt.json_file import damaged, from_json, read_json
 
 _NAME = "calibration.json"
 # Logits of 1e-4 and 1 - 1e-4, the smallest and the largest confidence that is printed.
@@ -73,17 +73,14 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Calibration:
-        """Raises KeyError, TypeError or ValueError if the values are not those of `to_dict`."""
-        times, confidence = values["times"], values["confidence"]
-        return cls(
-            times=None
-            if times is None
-            else SymbolTimes(
-                before=tuple(map(float, times["before"])), after=tuple(map(float, times["after"]))
-            ),
-            confidence=None if confidence is None else ConfidenceMap(**confidence),
-            source=str(values["source"]),
-        )
+        """Raises TypeError or ValueError if the values are not those of `to_dict`."""
+        found = from_json(cls, values)
+        numbers = () if found.times is None else (*found.times.before, *found.times.after)
+        if found.confidence is not None:
+            numbers += (found.confidence.bias, found.confidence.path, found.confidence.head)
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("a time or weight is not finite")
+        return found
 
 
 def logit(log_prob: float) -> float:
@@ -115,7 +112,7 @@ def read_calibration(folder: Path, vocab_size: int) -> Calibration | None:
     values = read_json(path, advice)
     try:
         found = Calibration.from_dict(values)
-    except (ValueError, KeyError, TypeError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise damaged(path, error, advice) from error
     if found.times is not None and {len(found.times.before), len(found.times.after)} != {
         vocab_size

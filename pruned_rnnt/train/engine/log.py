@@ -156,9 +156,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             line = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int) and "group" in line:
+        if isinstance(line, dict) and isinstance(line.get("step"), int) and _are_metrics(line):
             lines.append(line)
     return lines
+
+
+def _are_metrics(line: Mapping[str, Any]) -> bool:
+    numbers = [value for name, value in line.items() if name != "group"]
+    return isinstance(line.get("group"), str) and all(isinstance(v, int | float) for v in numbers)
 
 
 def step_line(step: int, steps: int, values: Mapping[str, float]) -> str:
