@@ -21,5 +21,5 @@ def test_p99_ignores_a_few_long_utterances(tmp_path) -> None:
 def test_error_names_damaged_file(tmp_path, text: str) -> None:
     path = tmp_path / "utterances.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"utterances\.json must contain"):
+    with pytest.raises(ValueError, match=r"utterances\.json is damaged"):
         read_p99_duration(tmp_path)
