@@ -66,8 +66,6 @@ struct RowGradient {
     return row;
   }
 
-  // Whether all elements but the target and the blank are 0, whatever the logits are.
-  RNNT_DEVICE bool sparse() const { return weight == 0 && !is_hat; }
   // Whether most elements of the gradient are a factor times their probability.
   RNNT_DEVICE bool plain() const { return clamp <= 0 && weight != 0; }
 
@@ -171,24 +169,6 @@ RNNT_DEVICE void write_gradient(const RowGradient<acc_type<scalar>>& row, const 
       const ExceptionsInVector<acc_type<scalar>> exceptions{row};
       store_vector<width>(gradient + v, gradient_of<plain>(row, loaded[k], v, V, exceptions));
     }
-  }
-}
-
-// The same of a sparse row, whose logits are not read.
-template <int lanes, int width, typename scalar>
-RNNT_DEVICE void write_sparse_gradient(const RowGradient<acc_type<scalar>>& row, int32_t columns,
-                                       int lane, scalar* gradient) {
-  const scalar target = static_cast<scalar>(row.finish(-row.emit));
-  const scalar blank = static_cast<scalar>(row.finish(-row.stay));
-#pragma unroll 4
-  for (int32_t v = lane * width; v < columns; v += lanes * width) {
-    Vector<scalar, width> values{};
-#pragma unroll
-    for (int i = 0; i < width; ++i) {
-      if (row.target == v + i) values.x[i] = target;
-      if (row.blank == v + i) values.x[i] = blank;
-    }
-    store_vector<width>(gradient + v, values);
   }
 }
 
