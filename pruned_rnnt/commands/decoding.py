@@ -20,7 +20,8 @@ from pruned_rnnt.decode.nbest import hypothesis_lines
 from pruned_rnnt.decode.result_settings import file_digests, label, result_settings
 from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
 from pruned_rnnt.decode.scoring.headline import SetErrors
-from pruned_rnnt.decode.set_summary import language_table, unknown_lines
+from pruned_rnnt.decode.scoring.lost_runs import lost_runs
+from pruned_rnnt.decode.set_summary import language_table, lost_lines, unknown_lines
 from pruned_rnnt.decode.timing.calibration import (
     Calibration,
     read_calibration,
@@ -99,6 +100,7 @@ class Decoding:
             characters=by_character,
             code=str(code_version()),
             metric=metric,
+            lost_runs=sum(len(lost_runs(each)) for each in words),
             inputs=inputs,
             configuration={
                 "decode": to_dict(config),
@@ -114,6 +116,8 @@ class Decoding:
             f"95% interval of the {metric.upper()} {chosen.lower:.2%} .. {chosen.upper:.2%}, "
             f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
         )
+        for line in lost_lines(words):
+            print(line)
         for line in unknown_lines(decoded.utterances, loaded.tokenizer):
             print(line)
         if languages:

@@ -1,4 +1,5 @@
-"""What `decode` prints of a set besides its error rate: languages, and text without tokens."""
+"""What `decode` prints of a set besides its error rate: lost runs of words, languages, and text
+without tokens."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from collections.abc import Sequence
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.scoring.headline import MetricChoice, errors_by_language, language_lines
+from pruned_rnnt.decode.scoring.lost_runs import LEAST_WORDS, lost_runs
+from pruned_rnnt.decode.scoring.wer import Transcript
 
 _SHOWN = 8
 
@@ -23,6 +26,25 @@ def unknown_lines(utterances: Sequence[Decoded], tokenizer: Tokenizer) -> list[s
     return [
         f"{sum(map(bool, parts)):,} of {len(parts):,} references have text without a token "
         f"({shown}{more}), which counts as an error"
+    ]
+
+
+def lost_lines(transcripts: Sequence[Transcript]) -> list[str]:
+    """A line about runs of words without text, and one for each of the longest; or none."""
+    found = [(each, run) for each in transcripts for run in lost_runs(each)]
+    if not found:
+        return []
+    words = sum(len(each.reference) for each in transcripts)
+    found.sort(key=lambda pair: -len(pair[1]))
+    return [
+        f"lost speech: {len(found):,} runs of {LEAST_WORDS} or more words without text, "
+        f"{10_000 * len(found) / words:.1f} in 10,000 words",
+        *(
+            f"  {each.id}: {len(run)} words after the first {run.start}: "
+            + " ".join(each.reference[run.start : min(run.stop, run.start + _SHOWN)])
+            + (" ..." if len(run) > _SHOWN else "")
+            for each, run in found[:_SHOWN]
+        ),
     ]
 
 

@@ -13,6 +13,7 @@ from pruned_rnnt.report.tables import (
     change_table,
     confusion_table,
     group_table,
+    lost_table,
     utterance_table,
     word_table,
 )
@@ -35,6 +36,7 @@ class SetSection:
     duration_rows: Sequence[GroupRate]
     speakers: Table | None
     languages: Table | None
+    lost: Table | None
     words: Table
     confusions: Table
     all_utterances: Table
@@ -48,6 +50,7 @@ class SetSection:
         found = [
             self.speakers,
             self.languages,
+            self.lost,
             self.words,
             self.confusions,
             self.all_utterances,
@@ -84,6 +87,7 @@ def set_section(
         languages=group_table(languages, f"{key}-languages", "Language", scored.metric)
         if len(languages) > 1
         else None,
+        lost=lost_table(scored, f"{key}-lost"),
         words=word_table(scored.statistics, f"{key}-words", scored.unit),
         confusions=confusion_table(scored.statistics, f"{key}-confusions"),
         all_utterances=utterance_table(scored, f"{key}-utterances"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pruned_rnnt.decode.scoring.error_statistics import ErrorStatistics, WordPair
+from pruned_rnnt.decode.scoring.lost_runs import lost_runs
 from pruned_rnnt.report.comparison import Comparison
 from pruned_rnnt.report.scored_set import GroupRate, ScoredSet, ScoredUtterance
 from pruned_rnnt.report.shown_pairs import shown_pairs
@@ -110,6 +111,32 @@ def group_table(groups: Sequence[GroupRate], name: str, kind: str, metric: str) 
             Column(label="Ins", kind="count", values=[g.errors.insertions for g in groups]),
             Column(label="Del", kind="count", values=[g.errors.deletions for g in groups]),
             Column(label="Sub", kind="count", values=[g.errors.substitutions for g in groups]),
+        ],
+        sort=1,
+    )
+
+
+def lost_table(scored: ScoredSet, name: str) -> Table | None:
+    """Runs of words without text; None without any, or if the errors are those of characters."""
+    if scored.unit != "word":
+        return None
+    runs = [(each, run) for each in scored.utterances for run in lost_runs(each.transcript)]
+    if not runs:
+        return None
+    return Table(
+        name=name,
+        caption=f"{len(runs):,} runs",
+        columns=[
+            Column(label="Utterance", kind="text", values=[each.id for each, _ in runs]),
+            Column(label="Words", kind="count", values=[len(run) for _, run in runs]),
+            Column(label="After words", kind="count", values=[run.start for _, run in runs]),
+            Column(
+                label="Lost",
+                kind="text",
+                values=[
+                    " ".join(each.transcript.reference[run.start : run.stop]) for each, run in runs
+                ],
+            ),
         ],
         sort=1,
     )

@@ -44,6 +44,7 @@ class Measurement:
     checkpoint: name of the checkpoint.
     code: version of the code that decoded the set.
     metric: wer or cer: which of `words` and `characters` describes the set.
+    lost_runs: number of runs of three or more words without text; None in files of version 0.1.
     inputs: of the computation; None in files of version 0.1.
     configuration: sections `decode` and `data`, and the paths of files as they were named.
     """
@@ -58,6 +59,7 @@ class Measurement:
     characters: ErrorRate
     code: str
     metric: str = "wer"
+    lost_runs: int | None = None
     inputs: ResultInputs | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
 

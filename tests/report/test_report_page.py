@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,16 @@ def test_ten_thousand_utterances_are_a_small_page(run: Path) -> None:
     rows = runs.table(runs.parse(html), "set-0-utterances")
     total = sum((count_errors([each]) for each in transcripts), ErrorCounts())
     assert sum(rows["Errors"]) == total.errors
+
+
+def test_lost_runs_have_a_table(run: Path) -> None:
+    transcripts = runs.random_transcripts(50, 0.2, seed=1)
+    cut = transcripts[7]
+    assert len(cut.reference) >= 3
+    transcripts[7] = replace(cut, hypothesis=())
+    runs.write_decoded(run, transcripts)
+    page = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
+    found = runs.table(page, "set-0-lost")
+    place = found["Utterance"].index(cut.id)
+    assert found["Words"][place] == len(cut.reference)
+    assert found["Lost"][place] == " ".join(cut.reference)

@@ -23,9 +23,11 @@ from pruned_rnnt.setting_checks import check_at_least, check_fractions
 FRAMES_PER_SECOND = 100
 # Log-mel energy of samples that are all zero.
 DIGITAL_SILENCE = -15.9424
-# Log-mel energies of noise of one step of 16 bits, and of a noisy room, at the two ends of the mel
-# axis: white noise rises by 4 along it, because the bins become wider.
-_NOISE_LEVEL = (-15.0, -4.0)
+# Of inserted noise: its power, from one step of 16 bits to a loud room, and how far the log-mel
+# energies of its first and last bin lie above the logarithm of its power, from brown to white.
+_NOISE_DB = (-90.0, -35.0)
+_FIRST_BIN = (-3.0, 0.0)
+_LAST_BIN = (-2.0, 8.5)
 # Share of an utterance's frames that are taken for its background.
 _QUIETEST_SHARE = 0.1
 
@@ -116,15 +118,17 @@ def _silence(
         frames = int(rng.uniform(0, seconds) * FRAMES_PER_SECOND)
     if frames == 0:
         return features_TF.new_empty(0, bins)
-    kind = rng.integers(3)
-    if kind == 0:
+    kind = rng.choice(["zeros", "noise", "noise", "background"])
+    if kind == "zeros":
         return features_TF.new_full((frames, bins), DIGITAL_SILENCE)
     fluctuation_TF = torch.from_numpy(
         np.log(rng.gamma(4.0, 0.25, size=(frames, bins)).astype(np.float32))
     )
-    low, high = rng.uniform(*_NOISE_LEVEL, size=2).tolist()
-    level_F = torch.linspace(low, high, bins)
-    if kind == 2:
+    level = rng.uniform(*_NOISE_DB) * LOG_ENERGY_PER_DB
+    first, last = rng.uniform(*_FIRST_BIN), rng.uniform(*_LAST_BIN)
+    # As concave as the energies of white noise, whose bins become wider.
+    level_F = level + first + (last - first) * torch.linspace(0, 1, bins) ** 0.6
+    if kind == "background":
         quietest = max(1, int(_QUIETEST_SHARE * len(features_TF)))
         places = features_TF.mean(1).topk(quietest, largest=False).indices
         level_F = features_TF[places].mean(0)
