@@ -35,7 +35,6 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.verify import run_recognise
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
-from pruned_rnnt.transcribe.live import LiveRecogniser
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from scripts.benchmark.results import FOLDER, commit, machine
 
@@ -155,10 +154,13 @@ def _torch(loaded: LoadedModel, settings: dict[str, Any], job: _Job) -> Callable
             if index == 1:
                 begin = time.perf_counter()
             if settings["streaming"]:
-                sizes = (settings["chunk_frames"], settings["left_frames"])
-                live = LiveRecogniser(loaded.model, loaded.tokenizer, *sizes)
-                live.accept(samples_S)
-                live.finish()
+                stream = recogniser.stream(
+                    chunk=settings["chunk_frames"], left=settings["left_frames"]
+                )
+                stream.accept_waveform(samples_S)
+                stream.finish()
+                while recogniser.step([stream]):
+                    pass
             else:
                 # Texts, without the times of words, which sherpa-onnx does not compute.
                 list(recogniser.transcribe_each([samples_S], words=False))

@@ -22,8 +22,8 @@ import torch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.decode_set import encode_batch
-from pruned_rnnt.decode.search.greedy_frames import hypotheses_of_frames
-from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
+from pruned_rnnt.decode.search.greedy_frames import pending_hypotheses
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.benchmark.results import commit, machine
 from scripts.documented_parser import documented_parser
@@ -50,7 +50,7 @@ def measure(folder: Path, split: str, repeat: int) -> dict[str, Any]:
             encoded = time.perf_counter()
             start = search.start(len(batch), device)
             found = search.frames(encoded_NTE, lengths.to(device), start)
-            hypotheses_of_frames([found])
+            pending_hypotheses(found).result()
             searching += time.perf_counter() - encoded
             encoder += encoded - started
             frames += int(lengths.sum())

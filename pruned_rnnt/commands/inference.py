@@ -218,7 +218,6 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     # The libraries and the model make hundreds of thousands of objects, none of them garbage.
     with without_garbage_collection():
         from pruned_rnnt.pretrained.load import load
-        from pruned_rnnt.transcribe.live import LiveRecogniser
         from pruned_rnnt.transcribe.microphone import microphone
         from pruned_rnnt.transcribe.standard_input import open_samples
         from pruned_rnnt.transcribe.transcribe_command import (
@@ -226,6 +225,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
             print_live,
             run_transcribe,
             segment_config,
+            start_live,
             take_settings,
         )
 
@@ -238,15 +238,10 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         _prepare_process(recogniser.model)
     if not options.microphone and options.audio != ["-"]:
         return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
-    if recogniser.model is None:
-        raise UsageError(
-            f"{options.model} has ONNX files, which cannot transcribe live audio here: pass a run "
-            "or a model.pt, or use sherpa-onnx"
-        )
-    live = LiveRecogniser(recogniser.model, recogniser.tokenizer, options.chunk, options.left)
+    stream = start_live(recogniser, options)
     if options.microphone:
         with microphone() as source:
-            print_live(live, source)
+            print_live(stream, source)
     else:
-        print_live(live, open_samples(sys.stdin.buffer))
+        print_live(stream, open_samples(sys.stdin.buffer))
     return 0

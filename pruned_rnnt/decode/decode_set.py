@@ -18,10 +18,11 @@ from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
 from pruned_rnnt.decode.search.fast_beam import FastBeamSearch
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
 from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
-from pruned_rnnt.decode.search.streaming_greedy import new_greedy_search
+from pruned_rnnt.decode.search.stream_search import StreamSearch
 from pruned_rnnt.decode.search.tdt_beam import DEFAULT_ROUNDS, TdtBeamSearch
 from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.model.build_model import as_transducer
@@ -31,6 +32,7 @@ from pruned_rnnt.model.speech_model import SpeechModel
 
 # (N, T, E) encoder output and (N,) lengths -> hypotheses of each utterance, best first.
 Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
+_STREAM_METHODS = ("greedy", "modified_beam", "ctc_greedy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +150,36 @@ def build_search(
     return _OneBest(new_greedy_search(transducer, silent, config.max_symbols_per_frame))
 
 
+def build_stream_search(
+    model: SpeechModel,
+    config: DecodeConfig,
+    tokenizer: Tokenizer | None = None,
+    language_model: LanguageModel | None = None,
+) -> StreamSearch:
+    """Build the search of a configuration for streams; arguments as for `build_search`.
+
+    Raises:
+        ValueError: as `build_search`; and for methods that need whole utterances.
+    """
+    if config.method not in _STREAM_METHODS:
+        raise ValueError(
+            f"decode.method is {config.method}, which needs whole utterances: a stream needs one "
+            f"of {', '.join(_STREAM_METHODS)}"
+        )
+    found: object = build_search(model, config, tokenizer, language_model)
+    search = found.search if isinstance(found, _OneBest) else found
+    assert isinstance(search, StreamSearch)
+    return search
+
+
 class _OneBest(DeviceSearch[list[list[Hypothesis]]]):
     """The results of a search that finds one hypothesis, in lists."""
 
     def __init__(self, search: DeviceSearch[list[Hypothesis]]) -> None:
-        self._search = search
+        self.search = search
 
     def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[list[Hypothesis]]]:
-        found = self._search.launch(encoded_NTE, lengths)
+        found = self.search.launch(encoded_NTE, lengths)
         return found.map(lambda hypotheses: [[best] for best in hypotheses])
 
 

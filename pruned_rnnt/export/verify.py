@@ -21,7 +21,8 @@ from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, WORD_START, Tokenizer
-from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch, new_greedy_search
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
@@ -208,11 +209,12 @@ def _recognise(
         encoded_NTE, frames = model.encode(feature_TF[None], torch.tensor([len(feature_TF)]))
         return new_greedy_search(model, silent)(encoded_NTE, frames)[0].symbols
     stream = encoder.module.stream
-    search = StreamingGreedySearch(model, stream.chunk_size, stream.left_frames, silent)
-    state, symbols = search.start(1), []
+    search = new_greedy_search(model, silent)
+    decoder = StreamDecoder(model, search, stream.chunk_size, stream.left_frames)
+    state, symbols = decoder.start(1), list[int]()
     for chunk_NTF in _chunks(encoder.module, feature_TF):
-        symbols_NCM, state = search(chunk_NTF, state)
-        symbols += [symbol for symbol in symbols_NCM[0].flatten().tolist() if symbol >= 0]
+        state, found = decoder.chunk(chunk_NTF, state)
+        symbols += found.result()[0][0].part.symbols
     return tuple(symbols)
 
 

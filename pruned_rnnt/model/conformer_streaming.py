@@ -11,6 +11,7 @@ utterance, if both have the same chunk_size and P = left_chunks * chunk_size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,6 +76,16 @@ class StreamingConformer(StreamingEncoder):
             like.new_zeros(config.layers, self.left_frames, streams, config.dim),
             like.new_zeros(config.layers, config.kernel_size - 1, streams, config.dim),
             torch.zeros(streams, dtype=torch.int64, device=like.device),
+        )
+
+    def pack(self, state: ConformerState) -> tuple[Tensor, ...]:
+        attention_LPNE, convolution_LKNE, processed_N = state
+        return attention_LPNE.movedim(2, 0), convolution_LKNE.movedim(2, 0), processed_N
+
+    def unpack(self, packed: Sequence[Tensor]) -> ConformerState:
+        attention_NLPE, convolution_NLKE, processed_N = packed
+        return ConformerState(
+            attention_NLPE.movedim(0, 2), convolution_NLKE.movedim(0, 2), processed_N
         )
 
     def forward(

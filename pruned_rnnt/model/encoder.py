@@ -6,6 +6,7 @@ chunk, E encoder width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,14 @@ class StreamingEncoder(nn.Module):
 
     def start(self, streams: int) -> Any:
         """The state at the start of streams: a named tuple of tensors."""
+        raise NotImplementedError
+
+    def pack(self, state: Any) -> tuple[Tensor, ...]:
+        """All tensors of a state, with the streams on axis 0."""
+        raise NotImplementedError
+
+    def unpack(self, packed: Sequence[Tensor]) -> Any:
+        """The state of the tensors that `pack` returns."""
         raise NotImplementedError
 
     def forward(

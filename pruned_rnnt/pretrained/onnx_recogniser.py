@@ -21,7 +21,7 @@ from torch import Tensor
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
 from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
-from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, hypotheses_of_frames
+from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, pending_hypotheses
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
@@ -108,7 +108,7 @@ class OnnxRecogniser(AudioRecogniser):
         frames = GreedyFrames(
             torch.from_numpy(symbols_T)[None, :, None], torch.from_numpy(scores_T)[None, :, None]
         )
-        (found,) = hypotheses_of_frames([frames])
+        (found,) = pending_hypotheses(frames).result()
         return found
 
     def _encode(self, features_TF: Tensor) -> _FloatArray:

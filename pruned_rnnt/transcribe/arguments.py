@@ -96,3 +96,18 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="live: encoder frames of left context (default: as trained)",
     )
+    parser.add_argument(
+        "--endpoint-pause",
+        type=float,
+        default=1.2,
+        metavar="SECONDS",
+        help="live: pause after which a line ends; 0: never (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--endpoint-longest",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="live: a line ends after a word when its audio is so long; 0: never (default: "
+        "%(default)s)",
+    )

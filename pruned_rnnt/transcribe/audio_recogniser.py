@@ -22,13 +22,17 @@ from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.batches import BatchDecoder, BestPaths, SegmentBatches
+from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.joined_path import JoinedPath
 from pruned_rnnt.transcribe.read_ahead import read_ahead
 from pruned_rnnt.transcribe.recordings import Audio, AudioList, RecordingReader, WholeRecording
 from pruned_rnnt.transcribe.segments import Segment, SegmentConfig, SpeechDetector
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.speech_silero import SileroDetector
+from pruned_rnnt.transcribe.stream import Stream
+from pruned_rnnt.transcribe.stream_group import step
 from pruned_rnnt.transcribe.transcription import Transcription, transcriptions
+from pruned_rnnt.usage_errors import UsageError
 
 # Threads that read files; more would wait for Python's lock.
 _MOST_THREADS = 8
@@ -81,6 +85,33 @@ class AudioRecogniser(ABC):
         Args:
             with_heads: whether the paths of the CTC head are needed, if the model has one.
         """
+
+    def stream(
+        self, *, chunk: int = 0, left: int = 0, endpoints: EndpointConfig | None = None
+    ) -> Stream:
+        """Start a live stream. Any number of streams are decoded together by `step`.
+
+        Args:
+            chunk, left: encoder frames (40 ms) of a chunk, and of its left context; 0 for the
+                values that the model was trained with.
+            endpoints: when texts become final.
+
+        Raises:
+            ValueError: the model is not causal or cannot have such chunks; or
+                `decode.method` needs whole utterances.
+        """
+        raise UsageError(
+            "ONNX files cannot transcribe live audio here: load the run or a model.pt, or use "
+            "sherpa-onnx"
+        )
+
+    def step(self, streams: Iterable[Stream]) -> list[Stream]:
+        """Decode one chunk of each stream that has one, in one batch.
+
+        Returns:
+            The streams that had one; none if all wait for more audio.
+        """
+        return step(streams)
 
     @overload
     def transcribe(

@@ -8,17 +8,22 @@ import torch
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search, launch_search
+from pruned_rnnt.decode.decode_set import build_search, build_stream_search, launch_search
 from pruned_rnnt.decode.encode import encode_padded
+from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import launch_head_paths
+from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.batches import BestPaths
+from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.segments import SegmentConfig
+from pruned_rnnt.transcribe.stream import Stream, StreamModel
+from pruned_rnnt.transcribe.stream_group import StreamGroup
 
 # Of audio that a GPU decodes together: by its memory, within bounds. 66 million parameters in
 # bfloat16 need 2.5 GiB for 1000 s. A search takes as many steps for one utterance as for many.
@@ -58,16 +63,18 @@ class Recogniser(AudioRecogniser):
         self.model = model.eval()
         transpose_in_memory(model.encoder)
         decode = decode or DecodeConfig()
-        self._precision = decode.precision
         if decode.batch_seconds is not None:
             self.batch_seconds = decode.batch_seconds
         else:
             self.batch_seconds = _batch_seconds(self._device)
         self._search = build_search(model, decode, tokenizer, language_model)
+        self._decode = decode
+        self._language_model = language_model
+        self._stream_groups: dict[tuple[int, int], StreamGroup] = {}
 
     def _best_paths(self, batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
         encoded_NTE, lengths = encode_padded(
-            self.model, batch.features_NTF, batch.lengths_N, self._precision
+            self.model, batch.features_NTF, batch.lengths_N, self._decode.precision
         )
         search = launch_search(self._search, encoded_NTE, lengths)
         yield
@@ -78,6 +85,21 @@ class Recogniser(AudioRecogniser):
         heads = launch_head_paths(self.model, encoded_NTE, lengths, symbols)
         yield
         return list(zip(best, heads.result(), strict=True))
+
+    def stream(
+        self, *, chunk: int = 0, left: int = 0, endpoints: EndpointConfig | None = None
+    ) -> Stream:
+        sizes = stream_sizes(self.model, chunk, left)
+        if sizes not in self._stream_groups:
+            search = build_stream_search(
+                self.model, self._decode, self.tokenizer, self._language_model
+            )
+            precision = getattr(torch, self._decode.precision)
+            decoder = StreamDecoder(self.model, search, *sizes, precision)
+            self._stream_groups[sizes] = StreamGroup(
+                StreamModel(decoder, self.tokenizer, self._calibration)
+            )
+        return self._stream_groups[sizes].stream(endpoints or EndpointConfig())
 
 
 def _batch_seconds(device: torch.device) -> float:

@@ -13,9 +13,11 @@ from pruned_rnnt.data.audio.audio_file import seconds_in_header
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
+from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
-from pruned_rnnt.transcribe.live import LiveRecogniser, RawSource, transcribe_raw
+from pruned_rnnt.transcribe.live import RawSource, transcribe_raw
 from pruned_rnnt.transcribe.segments import SegmentConfig
+from pruned_rnnt.transcribe.stream import Stream
 from pruned_rnnt.transcribe.transcription import Transcription
 from pruned_rnnt.transcribe.transcripts import mark_text, transcript
 from pruned_rnnt.usage_errors import UsageError
@@ -27,11 +29,23 @@ if TYPE_CHECKING:
 _SUFFIXES = {"text": "txt"}
 
 
-def print_live(recogniser: LiveRecogniser, source: RawSource) -> None:
+def start_live(recogniser: AudioRecogniser, options: argparse.Namespace) -> Stream:
+    """A stream for live audio.
+
+    Raises:
+        UsageError: an option is out of range, or the model cannot stream.
+    """
+    try:
+        endpoints = EndpointConfig(pause=options.endpoint_pause, longest=options.endpoint_longest)
+    except ValueError as error:
+        raise UsageError(f"--endpoint-pause and --endpoint-longest: {error}") from error
+    return recogniser.stream(chunk=options.chunk, left=options.left, endpoints=endpoints)
+
+
+def print_live(stream: Stream, source: RawSource) -> None:
     """Print the text of live audio as it is transcribed."""
-    for text in transcribe_raw(recogniser, source):
+    for text in transcribe_raw(stream, source):
         print(text, end="", flush=True)
-    print()
 
 
 def run_transcribe(
@@ -165,8 +179,6 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         raise UsageError(
             "--format, --output and --times need audio files: live audio is printed as text"
         )
-    if live and settings:
-        raise UsageError(f"{settings[0]} needs audio files: live audio uses greedy search")
     if not live and (options.chunk or options.left):
         raise UsageError("--chunk and --left need live audio: - or --microphone")
     segment_config(options)

@@ -102,7 +102,7 @@ def test_blocks_of_a_beam_equal_the_loop(frames: int, fusion: bool) -> None:
     for seed, lengths in enumerate([[frames, 1, frames - 5], [7, frames, 0]]):
         encoded_NTE, lengths_N = encoded(lengths, seed)
         am_NTD = search.model.joiner.encoder_proj(encoded_NTE)
-        start = search._start(am_NTD)
+        start = search._start(len(am_NTD), am_NTD.device)
         loop = partial(search._loop, start)
         if graph is None:
             rows = frame_graph.graph_rows(len(lengths))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.greedy import GreedySearch
-from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.search.tdt_greedy import TdtGreedySearch, _GraphWalk
 from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.decode.search_model import UNKNOWN, encoded, make_model
@@ -88,7 +89,8 @@ def test_stream_equals_the_whole_utterance(chunk_size: int, left_chunks: int) ->
     chunks = {"causal": True, "chunk_size": chunk_size, "left_chunks": left_chunks}
     encoder = tiny_conformer(num_mel_bins=20, layers=2, kernel_size=5, **chunks)
     model = tiny_model(encoder, durations=(0, 1, 2, 3, 4))
-    stream = StreamingGreedySearch(model, chunk_size, left_chunks * chunk_size, [UNKNOWN])
+    search = new_greedy_search(model, [UNKNOWN])
+    stream = StreamDecoder(model, search, chunk_size, left_chunks * chunk_size)
     lengths = torch.tensor([203, 90, 7, 3])
     features = torch.randn(4, 203, 20, generator=torch.Generator().manual_seed(0)) * 6 - 7
     with torch.inference_mode():

@@ -23,7 +23,7 @@ from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
-from pruned_rnnt.transcribe.live import LiveRecogniser
+from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.usage_errors import ExportError
 from tests.export.tone_corpus import make_corpus
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
@@ -124,13 +124,20 @@ def test_live_transcription_equals_the_whole_utterance(
     tokenizer: Tokenizer, audio: list[Path]
 ) -> None:
     model = make_model(tiny_conformer(causal=True), len(tokenizer))
-    live = LiveRecogniser(model, tokenizer)
+    recogniser = Recogniser(model, tokenizer)
+    stream, again = recogniser.stream(), recogniser.stream()
     samples_S = read_audio(audio[1])
-    text = "".join(live.accept(samples_S[begin : begin + 800]) for begin in range(0, 20000, 800))
-    text += live.finish()
-    again = LiveRecogniser(model, tokenizer)
-    assert again.accept(samples_S) + again.finish() == text
-    assert len(text) > 5
+    for begin in range(0, len(samples_S), 800):
+        stream.accept_waveform(samples_S[begin : begin + 800])
+        recogniser.step([stream])
+    again.accept_waveform(samples_S)
+    for each in (stream, again):
+        each.finish()
+        while recogniser.step([each]):
+            pass
+    (final,) = stream.take_finals()
+    assert again.take_finals() == [final]
+    assert len(final.text) > 5
 
 
 def test_exports_that_are_not_possible(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.greedy import greedy_search
-from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder, stream_encoder
@@ -146,7 +147,8 @@ def test_streaming_search_equals_whole_utterances(config: EncoderConfig, chunk: 
     model.encoder.set_chunks(chunk, 2 * chunk)
     features, lengths = ragged([103, 60, 3])
     whole = greedy_search(model, *model.encode(features, lengths))
-    streamed = StreamingGreedySearch(model, chunk, 2 * chunk).recognise(features, lengths)
+    stream = StreamDecoder(model, new_greedy_search(model), chunk, 2 * chunk)
+    streamed = stream.recognise(features, lengths)
     assert sum(len(found.symbols) for found in whole) > 5
     for one, other in zip(streamed, whole, strict=True):
         assert (one.symbols, one.frames) == (other.symbols, other.frames)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
@@ -150,9 +151,9 @@ def test_streaming_equals_whole_utterances(config: EncoderConfig) -> None:
     streamed = torch.cat(pieces, dim=1)
     for n, count in enumerate(frames.tolist()):
         torch.testing.assert_close(streamed[n, :count], whole[n, :count], rtol=0, atol=1e-4)
-    recogniser = StreamingGreedySearch(model, chunk, left)
+    recogniser = StreamDecoder(model, new_greedy_search(model), chunk, left)
     there = recogniser.recognise(features, lengths)
     model.cpu()
-    here = StreamingGreedySearch(model, chunk, left).recognise(batch, lengths)
+    here = StreamDecoder(model, new_greedy_search(model), chunk, left).recognise(batch, lengths)
     for one, other in zip(there, here, strict=True):
         assert one.score == pytest.approx(other.score, rel=1e-3, abs=1e-3)

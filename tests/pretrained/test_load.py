@@ -39,7 +39,13 @@ from tests.pretrained.saved_models import (
     save_icefall,
     save_run,
 )
-from tests.tiny_models import randomise, tiny_conformer, tiny_model, tiny_zipformer
+from tests.tiny_models import (
+    randomise,
+    tiny_conformer,
+    tiny_model,
+    tiny_zipformer,
+    zipformer_of_icefall,
+)
 from tests.transcribe.random_model import sound
 
 SECONDS = 9.0
@@ -82,6 +88,28 @@ def test_every_kind_of_model_transcribes_alike(
         assert recogniser.tokenizer.symbols == tokenizer.symbols
         assert recogniser.model is not None
         assert not recogniser.model.training
+
+
+def test_causal_models_of_every_kind_stream_alike(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """An imported model, whose file has no chunk sizes, streams with the sizes that are given."""
+    model = make_model(tokenizer, zipformer_of_icefall(causal=True))
+    finals = []
+    for path in (
+        save_run(tmp_path / "run", model, tokenizer),
+        save_file(tmp_path / "file", model, tokenizer),
+        save_icefall(tmp_path / "icefall", model, tokenizer),
+    ):
+        recogniser = pruned_rnnt.load(path)
+        stream = recogniser.stream(chunk=8, left=16)
+        for begin in range(0, 16000 * 3, 1600):
+            stream.accept_waveform(sound(3.0)[begin : begin + 1600])
+            recogniser.step([stream])
+        stream.finish()
+        while recogniser.step([stream]):
+            pass
+        finals.append(stream.take_finals())
+    assert finals[0][0].words
+    assert finals[1] == finals[2] == finals[0]
 
 
 @pytest.mark.parametrize("ctc_scale", [0.0, 0.2])
@@ -191,6 +219,8 @@ def test_streaming_onnx_folder_transcribes_like_recognise(
     words = recogniser.transcribe(path).text.split()
     (theirs,) = run_recognise(tmp_path, [path])
     expected = theirs["text"].split()
+    with pytest.raises(ValueError, match="ONNX files cannot transcribe live audio here"):
+        recogniser.stream()
     # The noise after the sound differs at its beginning, and the model emits words for it.
     sounding = sum(time < SECONDS - 0.3 for time in theirs["timestamps"])
     assert words[:sounding] == expected[:sounding]

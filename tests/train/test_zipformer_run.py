@@ -9,7 +9,8 @@ import torch
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.decode.search.streaming_greedy import StreamingGreedySearch
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import make_corpus, tiny_overrides
@@ -99,7 +100,7 @@ def test_streaming_a_batch_equals_streaming_each_utterance(run: Path) -> None:
     model = load_model(config).model
     assert isinstance(model.encoder, Zipformer)
     batch = next(iter(DataModule(config.data).test_loader("test")))
-    stream = StreamingGreedySearch(model, *model.encoder.config.stream_sizes)
+    stream = StreamDecoder(model, new_greedy_search(model), *model.encoder.config.stream_sizes)
     together = stream.recognise(batch.features_NTF, batch.feature_lengths_N)
     for n, length in enumerate(batch.feature_lengths_N.tolist()):
         (alone,) = stream.recognise(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.pending import Pending
+from pruned_rnnt.decode.search.stream_search import Continuation
 from pruned_rnnt.ops.search.beam_frames import BeamSteps
 
 
@@ -32,11 +33,43 @@ def pending_trace(
     kept_NK: Tensor, score_NK: Tensor, steps: BeamSteps
 ) -> Pending[list[list[Hypothesis]]]:
     """The same, without waiting for the device."""
+    row_NTK = _rows_of_kept(kept_NK, steps)
+    found = Pending(_on_path(row_NTK, score_NK, steps), _hypotheses)
+    return found.map(lambda found: [[path for path in own if path is not None] for own in found])
+
+
+def pending_continuations(
+    kept_NK: Tensor, score_NK: Tensor, steps: BeamSteps
+) -> Pending[list[list[Continuation]]]:
+    """The paths through a chunk of streams that end in the kept rows, in their order."""
+    row_NTK = _rows_of_kept(kept_NK, steps)
+    origin_NK = steps.parent[:, 0].gather(1, row_NTK[:, 0])
+
+    def continuations(tensors: Sequence[Tensor]) -> list[list[Continuation]]:
+        kept, origins, *on_path = tensors
+        return [
+            [
+                Continuation(row, origin, part)
+                for row, origin, part in zip(*own, strict=True)
+                if part is not None
+            ]
+            for own in zip(kept.tolist(), origins.tolist(), _hypotheses(on_path), strict=True)
+        ]
+
+    return Pending([kept_NK, origin_NK, *_on_path(row_NTK, score_NK, steps)], continuations)
+
+
+def _rows_of_kept(kept_NK: Tensor, steps: BeamSteps) -> Tensor:
+    """(N, T, K): the row in each frame that each kept row of the last frame comes from."""
     row_NTB = _rows_of_last(steps.parent)
-    row_NTK = row_NTB.gather(2, kept_NK[:, None].expand(-1, row_NTB.size(1), -1))
+    return row_NTB.gather(2, kept_NK[:, None].expand(-1, row_NTB.size(1), -1))
+
+
+def _on_path(row_NTK: Tensor, score_NK: Tensor, steps: BeamSteps) -> list[Tensor]:
+    """The scores (N, K), and the symbols and the scores that they added (N, K, T)."""
     symbols_NKT = steps.symbol.gather(2, row_NTK).transpose(1, 2)
     added_NKT = steps.added.gather(2, row_NTK).transpose(1, 2)
-    return Pending([score_NK, symbols_NKT, added_NKT], _hypotheses)
+    return [score_NK, symbols_NKT, added_NKT]
 
 
 def _rows_of_last(parent_NTB: Tensor) -> Tensor:
@@ -58,15 +91,16 @@ def _rows_of_last(parent_NTB: Tensor) -> Tensor:
     return row_NTB
 
 
-def _hypotheses(tensors: Sequence[Tensor]) -> list[list[Hypothesis]]:
-    """The hypotheses of scores (N, K), and of symbols and the scores that they added (N, K, T)."""
+def _hypotheses(tensors: Sequence[Tensor]) -> list[list[Hypothesis | None]]:
+    """The hypotheses of `_on_path`; None for a row of probability 0."""
     score_NK, symbols_NKT, added_NKT = tensors
     scores, symbols, added = score_NK.tolist(), symbols_NKT.numpy(), added_NKT.numpy()
-    results: list[list[Hypothesis]] = []
+    results: list[list[Hypothesis | None]] = []
     for n, scores_K in enumerate(scores):
         results.append([])
         for k, score in enumerate(scores_K):
             if score == -torch.inf:
+                results[n].append(None)
                 continue
             (frames,) = (symbols[n, k] >= 0).nonzero()
             results[n].append(

@@ -18,7 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import pending_trace, stack_steps
+from pruned_rnnt.decode.search.back_pointers import (
+    pending_continuations,
+    pending_trace,
+    stack_steps,
+)
 from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
 from pruned_rnnt.decode.search.host_beam import HostBeam
 from pruned_rnnt.decode.search.host_model import host_model
@@ -27,8 +31,9 @@ from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, silent_mask
+from pruned_rnnt.decode.search.stream_search import ChunkSearch, StreamSearch
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.ops.search.beam_frames import BeamSteps
+from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps
 from pruned_rnnt.ops.search.beam_rows import best_rows, extend_beam, joint_log_probs, merge_equal
 from pruned_rnnt.ops.search.search_model import SearchModel
 
@@ -63,7 +68,7 @@ class _Beam(NamedTuple):
         return _Beam(score_NB, hash_NB, length_NB, predictor, tuple(scorers))
 
 
-class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]]):
+class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
     """Finds the best sequences of each utterance, best first.
 
     The score of a hypothesis is the log-probability of all of its paths that stayed in the beam,
@@ -120,24 +125,40 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]]):
 
     @torch.inference_mode()
     def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[list[Hypothesis]]]:
-        if self._silent_V.device != encoded_NTE.device:
-            self._silent_V = self._silent_V.to(encoded_NTE.device)
-            self._graphs.clear()
-        am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
-        beam, steps = self._frames(am_NTD, lengths.to(am_NTD.device))
+        start = self._start(encoded_NTE.size(0), encoded_NTE.device)
+        beam, steps = self._frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
+        return pending_trace(*self._ranked(beam, self.num_best), steps)
+
+    def start_streams(self, streams: int, device: torch.device) -> Rows:
+        return self._start(streams, device).pack()
+
+    @torch.inference_mode()
+    def search_chunk(self, encoded_NCE: Tensor, lengths_N: Tensor, state: Rows) -> ChunkSearch:
+        start = self._start(1, encoded_NCE.device).unpack(state)
+        beam, steps = self._frames(encoded_NCE, lengths_N, start)
+        return ChunkSearch(
+            beam.pack(), pending_continuations(*self._ranked(beam, self.beam_size), steps)
+        )
+
+    def _ranked(self, beam: _Beam, most: int) -> tuple[Tensor, Tensor]:
+        """The rows (N, K) and scores (N, K) of the best hypotheses if the utterances end here."""
         score_NB = add_final_scores(beam.score_NB, self.scorers, beam.scorers)
         context_size = self.model.predictor.context_size
         divisor_NB = beam.length_NB + context_size if self.length_norm else None
-        kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
-        return pending_trace(kept_NK, score_NK, steps)
+        return best_rows(score_NB, most, divisor_NB)
 
-    def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, BeamSteps]:
-        """Search all frames; on a GPU it synchronises only if a scorer does.
+    def _frames(
+        self, encoded_NTE: Tensor, lengths_N: Tensor, start: _Beam
+    ) -> tuple[_Beam, BeamSteps]:
+        """Search the next frames; on a GPU it synchronises only if a scorer does.
 
         There may be more steps than frames: after the end of an utterance, a step only reorders
         the rows of its hypotheses.
         """
-        start = self._start(am_NTD)
+        if self._silent_V.device != encoded_NTE.device:
+            self._silent_V = self._silent_V.to(encoded_NTE.device)
+            self._graphs.clear()
+        am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         if am_NTD.device.type == "cpu" and am_NTD.dtype == torch.float32:
             model = host_model(self.model, self._silent_V)
             if model is not None:
@@ -169,7 +190,7 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]]):
         self, beam: _Beam, am_NTD: Tensor, lengths_N: Tensor, model: SearchModel
     ) -> tuple[_Beam, BeamSteps]:
         """The same by the op for the CPU; scorers are asked again when a hypothesis changes."""
-        host = HostBeam(model, am_NTD, lengths_N, beam.score_NB, beam.predictor)
+        host = HostBeam(model, am_NTD, lengths_N, BeamState(*beam._replace(scorers=()).pack()))
         scorers = beam.scorers
         while host.has_frames_left:
             host.search(self._fusion(scorers, host.state.lm))
@@ -181,9 +202,9 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]]):
         flat = tuple(x.flatten(0, 1) for x in predictor)
         return _Beam(score_NB, hash_NB, length_NB, flat, scorers), host.steps
 
-    def _start(self, am_NTD: Tensor) -> _Beam:
+    def _start(self, utterances: int, device: torch.device) -> _Beam:
         """One empty hypothesis per utterance; the other rows have probability 0."""
-        shape, device = (am_NTD.size(0), self.beam_size), am_NTD.device
+        shape = (utterances, self.beam_size)
         score_NB = torch.full(shape, -torch.inf, device=device)
         score_NB[:, 0] = 0.0
         zeros_NB = torch.zeros(shape, dtype=torch.int64, device=device)

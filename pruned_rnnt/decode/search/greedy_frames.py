@@ -16,6 +16,7 @@ from torch import Tensor
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.stream_search import ChunkSearch, Continuation, StreamSearch
 
 
 class GreedyFrames(NamedTuple):
@@ -44,22 +45,17 @@ class GreedyFrames(NamedTuple):
         return total_N
 
 
-def hypotheses_of_frames(parts: Sequence[GreedyFrames]) -> list[Hypothesis]:
-    """The hypotheses of streams whose frames were decoded in parts, in order.
-
-    Frames count from the first one of the first part. Copies the results from the device.
-    """
-    return pending_hypotheses(parts).result()
+def pending_hypotheses(found: GreedyFrames) -> Pending[list[Hypothesis]]:
+    """The hypotheses of streams, whose frames count from the first one; does not wait for the
+    device."""
+    return _pending(found, found.score_N)
 
 
-def pending_hypotheses(parts: Sequence[GreedyFrames]) -> Pending[list[Hypothesis]]:
-    """The same, without waiting for the device."""
-    score_N = torch.stack([part.score_N for part in parts]).sum(dim=0)
-    symbols_NTM = torch.cat([part.symbols_NTM for part in parts], dim=1)
-    scores_NTM = torch.cat([part.scores_NTM for part in parts], dim=1)
-    durations = [part.durations_NTM for part in parts if part.durations_NTM is not None]
-    tensors = [score_N, symbols_NTM, scores_NTM]
-    return Pending([*tensors, torch.cat(durations, dim=1)] if durations else tensors, _hypotheses)
+def _pending(found: GreedyFrames, score_N: Tensor) -> Pending[list[Hypothesis]]:
+    tensors = [score_N, found.symbols_NTM, found.scores_NTM]
+    if found.durations_NTM is not None:
+        tensors.append(found.durations_NTM)
+    return Pending(tensors, _hypotheses)
 
 
 def _hypotheses(tensors: Sequence[Tensor]) -> list[Hypothesis]:
@@ -86,14 +82,30 @@ def _hypotheses(tensors: Sequence[Tensor]) -> list[Hypothesis]:
     ]
 
 
-class SearchByFrames(DeviceSearch[list[Hypothesis]]):
-    """A search that can stop after any frame and continue from its state."""
+class SearchByFrames(DeviceSearch[list[Hypothesis]], StreamSearch):
+    """A search that can stop after any frame and continue from its state.
+
+    The state of its streams has the log-probabilities of their paths, (N,), at the end.
+    """
 
     @torch.inference_mode()
     def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[Hypothesis]]:
         start = self.start(encoded_NTE.size(0), encoded_NTE.device)
         found = self.frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
-        return pending_hypotheses([found])
+        return pending_hypotheses(found)
+
+    def start_streams(self, streams: int, device: torch.device) -> Rows:
+        return *self.start(streams, device), torch.zeros(streams, device=device)
+
+    @torch.inference_mode()
+    def search_chunk(self, encoded_NCE: Tensor, lengths_N: Tensor, state: Rows) -> ChunkSearch:
+        found = self.frames(encoded_NCE, lengths_N, state[:-1])
+        score_N = state[-1] + found.score_N
+        parts = _pending(found, score_N)
+        return ChunkSearch(
+            (*found.state, score_N),
+            parts.map(lambda hypotheses: [[Continuation(0, 0, part)] for part in hypotheses]),
+        )
 
     @abstractmethod
     def start(self, streams: int, device: torch.device) -> Rows:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps, beam_frames
 from pruned_rnnt.ops.search.search_model import SearchModel
 
@@ -18,8 +17,7 @@ class HostBeam:
     """The beams of a batch, and the frames that they were searched in.
 
     Args:
-        score_NB, predictor: of the rows at the start: scores, and output and context of the
-            predictor.
+        start: of the rows before the first frame.
 
     Attributes:
         state: of the rows after `frame` frames.
@@ -31,20 +29,18 @@ class HostBeam:
         model: SearchModel,
         am_NTD: Tensor,
         lengths_N: Tensor,
-        score_NB: Tensor,
-        predictor: Rows,
+        start: BeamState,
     ) -> None:
         self._model = model
         self._am_NTD = am_NTD.contiguous()
         self._lengths_N = lengths_N.long().contiguous()
         self._end = torch.zeros(1, dtype=torch.int64)
         batch, frames, _ = am_NTD.shape
-        shape = (batch, frames, score_NB.size(1))
-        hash_NB, length_NB = torch.zeros((2, *score_NB.shape), dtype=torch.int64).unbind()
-        lm_NBD, context_NBC = (x.unflatten(0, score_NB.shape).clone() for x in predictor)
-        self.state = BeamState(score_NB.clone(), hash_NB, length_NB, lm_NBD, context_NBC)
+        shape = (batch, frames, start.score.size(1))
+        # The op changes the state in place, and needs contiguous tensors.
+        self.state = BeamState(*(x.clone(memory_format=torch.contiguous_format) for x in start))
         parent_NTB, symbol_NTB = torch.empty((2, *shape), dtype=torch.int64).unbind()
-        self.steps = BeamSteps(parent_NTB, symbol_NTB, score_NB.new_empty(shape))
+        self.steps = BeamSteps(parent_NTB, symbol_NTB, start.score.new_empty(shape))
 
     @property
     def frame(self) -> int:

@@ -63,7 +63,7 @@ class NonAutoregressiveSearch(DeviceSearch[list[Hypothesis]]):
         for _ in range(self.refinements):
             lm_NTD = self._predicted(symbols_NT)
             symbols_NT, scores_NT = self._decide(am_NTD, lm_NTD, alive_NT)
-        return pending_hypotheses([GreedyFrames(symbols_NT[:, :, None], scores_NT[:, :, None])])
+        return pending_hypotheses(GreedyFrames(symbols_NT[:, :, None], scores_NT[:, :, None]))
 
     def _decide(self, am_NTD: Tensor, lm_NTD: Tensor, alive_NT: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T): the symbol that each frame emits, or -1; and its log-probability or blank's."""

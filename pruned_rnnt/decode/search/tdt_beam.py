@@ -21,11 +21,14 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.pending import Pending
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_symbols, silent_mask
+from pruned_rnnt.decode.search.stream_search import ChunkSearch, Continuation, StreamSearch
+from pruned_rnnt.decode.search.tdt_landed import TdtBeam, TdtStart, empty_beams, shifted
 from pruned_rnnt.decode.search.tdt_states import StepStates
-from pruned_rnnt.decode.search.tdt_trace import TraceStep, trace_tdt_hypotheses
+from pruned_rnnt.decode.search.tdt_trace import LastArcs, TraceStep, trace_paths
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after, merge_equal
 
@@ -33,33 +36,15 @@ from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after, merge_equal
 DEFAULT_ROUNDS = 3
 
 
-class _Beam(NamedTuple):
-    """Hypotheses (..., B) that have landed on a frame, or on several.
+class _Searched(NamedTuple):
+    """The beam (N, B) at the end of each utterance, the steps, and the start of the next frames."""
 
-    score: of all their paths in the beam, -inf for none; hash: of the sequence; length: symbols.
-    origin: the row that each was extended from, as step * B + row, -1 for the start.
-    symbol, duration: of the last arc (symbol -1 for blank); added: increase of the score by the
-        symbol or blank, without its duration.
-    """
-
-    score: Tensor
-    hash: Tensor
-    length: Tensor
-    origin: Tensor
-    symbol: Tensor
-    duration: Tensor
-    added: Tensor
-
-    def take(self, index: Tensor) -> _Beam:
-        """The rows with these indices into the last axis."""
-        return _Beam(*(x.gather(-1, index) for x in self))
-
-    def where(self, mask: Tensor, other: _Beam) -> _Beam:
-        """These hypotheses where the mask is True, else those of `other`."""
-        return _Beam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
+    end: TdtBeam
+    steps: list[TraceStep]
+    start: TdtStart
 
 
-class TdtBeamSearch:
+class TdtBeamSearch(StreamSearch):
     """Finds the best sequences of each utterance, best first.
 
     Args:
@@ -110,29 +95,75 @@ class TdtBeamSearch:
             encoded_NTE: (N, T, E) output of `model.encode`.
             lengths: (N,) integer encoder frames.
         """
+        start = self._start(encoded_NTE.size(0), encoded_NTE.device)
+        found = self._frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
+        paths = trace_paths(self._ranked(found.end, self.num_best), found.steps, self._rounds)
+        return [[path.part for path in own] for own in paths.result()]
+
+    def start_streams(self, streams: int, device: torch.device) -> Rows:
+        return self._start(streams, device).pack()
+
+    @torch.inference_mode()
+    def search_chunk(self, encoded_NCE: Tensor, lengths_N: Tensor, state: Rows) -> ChunkSearch:
+        """As `StreamSearch.search_chunk`.
+
+        The paths of a stream that ends are those with a blank that lands on its end, as in whole
+        utterances. If there is none, because the end was not known in the chunk before, they are
+        all paths that have landed on a later frame.
+        """
+        chunk = encoded_NCE.size(1)
+        start = self._start(1, encoded_NCE.device).unpack(state)
+        ends_N = lengths_N < chunk
+        left_N = torch.where(ends_N, lengths_N, chunk + self._ahead)
+        found = self._frames(encoded_NCE, left_N, start)
+        is_end_NB = ends_N[:, None] & (found.end.symbol < 0)
+        end = found.end._replace(score=found.end.score.masked_fill(~is_end_NB, -torch.inf))
+        landed = found.start.landed.flat()
+        ended, others = (
+            trace_paths(self._ranked(beam, beam.score.size(1)), found.steps, self._rounds)
+            for beam in (end, landed)
+        )
+
+        def paths(_: object) -> list[list[Continuation]]:
+            both = zip(ended.result(), others.result(), strict=True)
+            return [at_end or later for at_end, later in both]
+
+        return ChunkSearch(found.start.pack(), Pending((), paths))
+
+    @property
+    def _ahead(self) -> int:
+        return int(max(self.model.loss_config.durations)) + 1
+
+    def _start(self, utterances: int, device: torch.device) -> TdtStart:
+        """One empty hypothesis of each utterance on its first frame."""
+        landed = empty_beams((utterances, self._ahead, self.beam_size), device)
+        landed.score[:, 0, 0] = 0.0
+        rows = landed.score.numel()
+        parts = [start_predictor(self.model, rows, device)]
+        parts += [scorer.start(rows, device) for scorer in self.scorers]
+        return TdtStart(landed, parts)
+
+    def _ranked(self, beam: TdtBeam, most: int) -> LastArcs:
+        """The last arcs of the best hypotheses of a beam (N, B), best first."""
+        context_size = self.model.predictor.context_size
+        divisor_NB = beam.length + context_size if self.length_norm else None
+        kept_NK, score_NK = best_rows(beam.score, most, divisor_NB)
+        best = beam.take(kept_NK)
+        return LastArcs(
+            kept_NK, score_NK, TraceStep(best.origin, best.symbol, best.duration, best.added)
+        )
+
+    def _frames(self, encoded_NTE: Tensor, lengths_N: Tensor, start: TdtStart) -> _Searched:
+        """Search the next frames; synchronises with the device only if a scorer does."""
         device = encoded_NTE.device
         self._silent_V = self._silent_V.to(device)
         self._forward_L = self._forward_L.to(device)
         self._durations_L = self._durations_L.to(device)
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
-        beam, final_NB, steps = self._frames(am_NTD, lengths.to(device))
-        score_NB = beam.score + final_NB
-        context_size = self.model.predictor.context_size
-        divisor_NB = beam.length + context_size if self.length_norm else None
-        kept_NK, score_NK = best_rows(score_NB, self.num_best, divisor_NB)
-        return trace_tdt_hypotheses(beam.origin.gather(1, kept_NK), score_NK, steps, self._rounds)
-
-    def _frames(self, am_NTD: Tensor, lengths_N: Tensor) -> tuple[_Beam, Tensor, list[TraceStep]]:
-        """The beam (N, B) at the end, the scorers' final scores, and the steps; synchronises with
-        the device only if a scorer does."""
-        size, device = am_NTD.size(0), am_NTD.device
-        rows, ahead = size * self.beam_size, int(max(self.model.loss_config.durations)) + 1
-        parts = [start_predictor(self.model, rows, device)]
-        parts += [scorer.start(rows, device) for scorer in self.scorers]
-        states = StepStates(ahead * self._rounds, parts)
-        landed = _empty((size, ahead, self.beam_size), device)
-        landed.score[:, 0, 0] = 0.0
-        present = _Beam(*(x[:, 0] for x in landed))
+        landed = start.landed
+        kept = self._ahead * self._rounds
+        states = StepStates(kept, len(am_NTD), self.beam_size, start.states)
+        present = TdtBeam(*(x[:, 0] for x in landed))
         end, final_NB = present, self._final(states, present)
         steps: list[TraceStep] = []
         for t in range(am_NTD.size(1)):
@@ -148,21 +179,22 @@ class TdtBeamSearch:
                 landed = self._land(landed, arcs)
                 if rest > 0:
                     present = self._stayed(arcs)
-            landed = _shifted(landed)
-            present = _Beam(*(x[:, 0] for x in landed))
+            landed = shifted(landed)
+            present = TdtBeam(*(x[:, 0] for x in landed))
             is_end_N1 = (left_N == 1)[:, None]
             end = present.where(is_end_N1, end)
             if self.scorers:
                 final_NB = torch.where(is_end_N1, self._final(states, present), final_NB)
-        return end, final_NB, steps
+        end = end._replace(score=end.score + final_NB)
+        return _Searched(end, steps, TdtStart(landed, states.at(landed.flat().origin)))
 
-    def _final(self, states: StepStates, beam: _Beam) -> Tensor:
+    def _final(self, states: StepStates, beam: TdtBeam) -> Tensor:
         """Scores (N, B) from the scorers at the end. The last arc was a blank, so the states are
         those of the origins."""
         _, *parts = states.at(beam.origin)
         return add_final_scores(torch.zeros_like(beam.score), self.scorers, parts)
 
-    def _advanced(self, states: StepStates, beam: _Beam) -> list[Rows]:
+    def _advanced(self, states: StepStates, beam: TdtBeam) -> list[Rows]:
         """The states after the last arcs of a beam (N, B)."""
         predictor, *parts = states.at(beam.origin)
         emits_R, symbol_R = (beam.symbol >= 0).flatten(), beam.symbol.clamp(min=0).flatten()
@@ -171,7 +203,7 @@ class TdtBeamSearch:
             *advance_scorers(self.scorers, parts, symbol_R, emits_R),
         ]
 
-    def _scores(self, beam: _Beam, states: list[Rows], am_ND: Tensor) -> tuple[Tensor, Tensor]:
+    def _scores(self, beam: TdtBeam, states: list[Rows], am_ND: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of each next symbol or blank (N, B, V), and of each duration (N, B, K)."""
         predictor, *parts = states
         lm_NBD = predictor[0].unflatten(0, beam.score.shape)
@@ -185,7 +217,7 @@ class TdtBeamSearch:
             scores_NBV = scores_NBV + fusion_NBV
         return scores_NBV, duration_logits_NBK.float().log_softmax(dim=-1)
 
-    def _stayed(self, arcs: _Arcs) -> _Beam:
+    def _stayed(self, arcs: _Arcs) -> TdtBeam:
         """The best extensions by a symbol of duration 0."""
         assert self._zero_duration_index is not None
         added_NBV = arcs.scores + arcs.log_durations[:, :, self._zero_duration_index, None]
@@ -193,7 +225,7 @@ class TdtBeamSearch:
         added_NBV = added_NBV.masked_fill((arcs.left < 1)[:, None, None], -torch.inf)
         return self._best(arcs, added_NBV, torch.zeros_like(arcs.left)[:, None])
 
-    def _land(self, landed: _Beam, arcs: _Arcs) -> _Beam:
+    def _land(self, landed: TdtBeam, arcs: _Arcs) -> TdtBeam:
         """The beams of later frames, with the extensions by durations above 0 merged in."""
         log_durations_NLB = arcs.log_durations.index_select(2, self._forward_L).transpose(1, 2)
         added_NLBV = arcs.scores[:, None] + log_durations_NLB[..., None]
@@ -205,8 +237,8 @@ class TdtBeamSearch:
         added_NLBV[..., blank] = blank_NLB
         durations_NL1 = self._durations_L.expand_as(beyond_NL)[..., None]
         new = self._best(arcs, added_NLBV, durations_NL1)
-        before = _Beam(*(x[:, self._durations_L] for x in landed))
-        both = _Beam(*(torch.cat(x, dim=-1) for x in zip(before, new, strict=True)))
+        before = TdtBeam(*(x[:, self._durations_L] for x in landed))
+        both = TdtBeam(*(torch.cat(x, dim=-1) for x in zip(before, new, strict=True)))
         both = both.take(both.score.argsort(dim=-1, descending=True, stable=True))
         flat = both.score.flatten(0, 1), both.hash.flatten(0, 1)
         both = both._replace(score=merge_equal(*flat).view_as(both.score))
@@ -215,21 +247,21 @@ class TdtBeamSearch:
             own[:, self._durations_L] = found
         return landed
 
-    def _best(self, arcs: _Arcs, added: Tensor, durations: Tensor) -> _Beam:
+    def _best(self, arcs: _Arcs, added: Tensor, durations: Tensor) -> TdtBeam:
         """The best B of the extensions with scores `added` (N, ..., B, V): a beam (N, ..., B).
 
         durations: (N, ..., 1).
         """
         beam, vocab_size = arcs.beam, added.size(-1)
         shape = (*added.shape[:-2], self.beam_size)
-        start = _Beam(*(x.view(len(x), *[1] * (len(shape) - 2), -1).expand(shape) for x in beam))
+        start = TdtBeam(*(x.view(len(x), *[1] * (len(shape) - 2), -1).expand(shape) for x in beam))
         candidates = (start.score.unsqueeze(-1) + added).flatten(-2)
         score, index = candidates.topk(self.beam_size, dim=-1)
         row, symbol = index // vocab_size, index % vocab_size
         emits = symbol != self.model.predictor.blank
         hashes = start.hash.gather(-1, row)
         scores = arcs.scores.flatten(1).view(len(index), *[1] * (index.dim() - 2), -1)
-        return _Beam(
+        return TdtBeam(
             score=score,
             hash=torch.where(emits, hash_after(hashes, symbol), hashes),
             length=start.length.gather(-1, row) + emits,
@@ -244,22 +276,8 @@ class _Arcs(NamedTuple):
     """A beam (N, B) at the current frame; the scores of its arcs, (N, B, V) and (N, B, K); the
     number of frames left, (N,), and the number of the step."""
 
-    beam: _Beam
+    beam: TdtBeam
     scores: Tensor
     log_durations: Tensor
     left: Tensor
     step: int
-
-
-def _empty(shape: tuple[int, ...], device: torch.device) -> _Beam:
-    score = torch.full(shape, -torch.inf, device=device)
-    zeros = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(5)]
-    hashes, length, origin, symbol, duration = zeros
-    return _Beam(score, hashes, length, origin - 1, symbol - 1, duration, torch.zeros_like(score))
-
-
-def _shifted(landed: _Beam) -> _Beam:
-    """The beams of the frames from the next one on."""
-    size, _, width = landed.score.shape
-    new = _empty((size, 1, width), landed.score.device)
-    return _Beam(*(torch.cat((x[:, 1:], y), dim=1) for x, y in zip(landed, new, strict=True)))

@@ -6,12 +6,15 @@ E encoder width.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+
 from torch import Tensor
 
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE
 from pruned_rnnt.model.zipformer.embedding import CONTEXT, EMBEDDING_RATE, RECEPTIVE_FIELD
-from pruned_rnnt.model.zipformer.state import ZipformerState
+from pruned_rnnt.model.zipformer.state import LayerState, ZipformerState
 from pruned_rnnt.model.zipformer.zipformer import Zipformer, subsampled_length
 
 
@@ -47,6 +50,18 @@ class StreamingZipformer(StreamingEncoder):
     def start(self, streams: int) -> ZipformerState:
         """The initial state of streams."""
         return self.encoder.streaming_init_states(streams, OUTPUT_RATE * self.left_frames)
+
+    def pack(self, state: ZipformerState) -> tuple[Tensor, ...]:
+        return state.embedding, *chain.from_iterable(state.layers), state.processed
+
+    def unpack(self, packed: Sequence[Tensor]) -> ZipformerState:
+        embedding, *layers, processed = packed
+        width = len(LayerState._fields)
+        return ZipformerState(
+            embedding,
+            tuple(LayerState(*layers[i : i + width]) for i in range(0, len(layers), width)),
+            processed,
+        )
 
     def forward(
         self, features_NTF: Tensor, state: ZipformerState, lengths: Tensor | None = None

@@ -1,0 +1,194 @@
+"""The audio of a live stream: any samples in, windows of samples at 16 kHz for features out.
+
+Axes: S samples, C channels.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+
+from pruned_rnnt.data.audio.audio_stream import ResampledStream
+from pruned_rnnt.data.audio.features import MIN_SAMPLES, SAMPLING_RATE
+from pruned_rnnt.data.audio.waveform import FloatArray
+
+logger = logging.getLogger(__name__)
+
+_SHIFT = SAMPLING_RATE // 100
+# Samples from the start of a frame to the end of its window of 25 ms.
+_WINDOW_END = _SHIFT // 2 + SAMPLING_RATE // 80
+# Digital silence kept before the first sound: 0.2 s.
+_SILENCE = SAMPLING_RATE // 5
+_RATES = (1000, 768_000)
+_MOST_CHANNELS = 32
+_LONGEST_GAP = 60.0
+# Floating-point samples of this size are integers that were not divided by 2**15.
+_LARGEST = 16.0
+
+
+class LiveAudio:
+    """The samples of one stream; a window has those of some feature frames.
+
+    Digital silence at the beginning is dropped: training data always has some noise, and some
+    models emit words for silence without any. Memory grows only with samples that `advance` has not
+    passed yet.
+
+    Attributes:
+        begin: seconds of silence dropped at the beginning.
+        replaced: number of NaN and infinite samples, which became 0.
+        clipped: number of samples that were outside [-1, 1].
+    """
+
+    def __init__(self) -> None:
+        self.begin = 0.0
+        self.replaced = self.clipped = 0
+        self._resampler = ResampledStream(SAMPLING_RATE, SAMPLING_RATE)
+        # From one frame before the next one on; before the first frame, its samples mirrored.
+        self._parts: list[FloatArray] = []
+        self._size = 0
+        self._has_sound = self._has_mirror = self._ended = False
+        self._silent = 0  # samples of digital silence before the first sound
+
+    def accept(self, samples: npt.ArrayLike, sampling_rate: int) -> None:
+        """Append samples.
+
+        NaN and infinite samples become 0, and others are clipped to [-1, 1]; each is logged once.
+
+        Args:
+            samples: (S,), or (S, C), whose channels are averaged; floating-point in [-1, 1], or
+                signed integers of 16 or 32 bits; S may be 0.
+            sampling_rate: in Hz; it may change from call to call.
+
+        Raises:
+            ValueError: another shape, type or rate; or floating-point samples that are mostly
+                outside [-1, 1]. The stream stays as it was.
+        """
+        if not _RATES[0] <= sampling_rate <= _RATES[1]:
+            raise ValueError(
+                f"sampling_rate is {sampling_rate}, needs {_RATES[0]} to {_RATES[1]} Hz"
+            )
+        samples_SC = self._clean(_as_floats(samples))
+        if sampling_rate != self._resampler.rates[0]:
+            self._append(self._resampler.finish())
+            self._resampler = ResampledStream(sampling_rate, SAMPLING_RATE)
+        if len(samples_SC):
+            mono_S: FloatArray = samples_SC.mean(axis=1)
+            self._append(self._resampler.accept(mono_S))
+
+    def gap(self, seconds: float) -> None:
+        """Append silence in place of audio that was lost.
+
+        Raises:
+            ValueError: seconds is negative or above 60.
+        """
+        if not 0 <= seconds <= _LONGEST_GAP:
+            raise ValueError(
+                f"gap is {seconds} s, needs 0 to {_LONGEST_GAP:.0f}: finish the stream and start "
+                "another one after a longer gap"
+            )
+        rate = self._resampler.rates[0]
+        self.accept(np.zeros(round(seconds * rate), dtype=np.float32), rate)
+
+    def finish(self) -> None:
+        """End the stream."""
+        self._append(self._resampler.finish())
+        self._ended = True
+        if self._has_sound and not self._has_mirror:
+            self._mirror(np.pad(self._joined(), (0, max(0, MIN_SAMPLES - self._size))))
+
+    @property
+    def frames(self) -> int:
+        """Feature frames that can be computed now, from the next one on."""
+        if not self._has_mirror:
+            return 0
+        if self._ended:
+            return max(0, (self._size + _SHIFT // 2) // _SHIFT - 1)
+        return max(0, (self._size - _WINDOW_END) // _SHIFT)
+
+    def window(self, frames: int) -> FloatArray:
+        """Samples (S,) whose features are one frame to leave out, and the next `frames` frames."""
+        return self._joined()[: _SHIFT * frames + _WINDOW_END]
+
+    def advance(self, frames: int) -> None:
+        """Pass the next frames, as far as there are any."""
+        joined_S = self._joined()[_SHIFT * frames :]
+        self._parts, self._size = [joined_S], len(joined_S)
+
+    def _joined(self) -> FloatArray:
+        if len(self._parts) != 1:
+            self._parts = [np.concatenate([np.zeros(0, dtype=np.float32), *self._parts])]
+        return self._parts[0]
+
+    def _append(self, samples_S: FloatArray) -> None:
+        if not self._has_sound:
+            samples_S = self._without_silence(samples_S)
+        if len(samples_S):
+            self._parts.append(samples_S)
+            self._size += len(samples_S)
+        if not self._has_mirror and self._size > _WINDOW_END:
+            self._mirror(self._joined())
+
+    def _without_silence(self, samples_S: FloatArray) -> FloatArray:
+        """The samples from 0.2 s before the first sound on; none before there is one."""
+        sounds = np.flatnonzero(samples_S)
+        if not len(sounds):
+            self._silent += len(samples_S)
+            return samples_S[:0]
+        self._has_sound = True
+        silent = self._silent + int(sounds[0])
+        dropped = max(0, silent - _SILENCE) // _SHIFT * _SHIFT
+        self.begin = dropped / SAMPLING_RATE
+        kept_S = np.zeros(silent - dropped, dtype=np.float32)
+        return np.concatenate((kept_S, samples_S[sounds[0] :]))
+
+    def _mirror(self, samples_S: FloatArray) -> None:
+        """Start the samples, which the features see mirrored before their beginning."""
+        self._parts = [np.concatenate((samples_S[:_SHIFT][::-1], samples_S))]
+        self._size = len(self._parts[0])
+        self._has_mirror = True
+
+    def _clean(self, samples_SC: FloatArray) -> FloatArray:
+        magnitudes = np.abs(samples_SC)
+        if not samples_SC.size or magnitudes.max() <= 1:  # False for NaN
+            return samples_SC
+        finite = np.isfinite(samples_SC)
+        beyond = finite & (magnitudes > 1)
+        if beyond.mean() > 0.5 and magnitudes[beyond].max() > _LARGEST:
+            raise ValueError(
+                f"samples have values up to {magnitudes[beyond].max():g}, need [-1, 1]: divide "
+                "integers of 16 bits by 32768, or pass them as integers"
+            )
+        for count, before, what in (
+            (int((~finite).sum()), self.replaced, "NaN or infinite samples, which become silence"),
+            (int(beyond.sum()), self.clipped, "samples outside [-1, 1], which are clipped"),
+        ):
+            if count and not before:
+                logger.warning("a stream has %s; this is logged once for each stream", what)
+        self.replaced += int((~finite).sum())
+        self.clipped += int(beyond.sum())
+        cleaned_SC: FloatArray = np.where(finite, samples_SC, np.float32(0)).clip(-1, 1)
+        return cleaned_SC
+
+
+def _as_floats(samples: npt.ArrayLike) -> FloatArray:
+    """(S, C) float32 samples."""
+    given = np.asarray(samples)
+    if given.ndim == 1:
+        given = given[:, None]
+    if given.ndim != 2 or not 1 <= given.shape[1] <= _MOST_CHANNELS:
+        raise ValueError(
+            f"samples have the shape {np.shape(samples)}, need (S,), or (S, C) with at most "
+            f"{_MOST_CHANNELS} channels"
+        )
+    if given.dtype in (np.int16, np.int32):
+        return (given / -float(np.iinfo(given.dtype).min)).astype(np.float32)
+    if not np.issubdtype(given.dtype, np.floating):
+        if not given.size:
+            return np.zeros(given.shape, dtype=np.float32)
+        raise ValueError(
+            f"samples have the type {given.dtype}, need floating-point numbers, int16 or int32"
+        )
+    with np.errstate(over="ignore"):  # becomes infinite, and then 0
+        return given.astype(np.float32)

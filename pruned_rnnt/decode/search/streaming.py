@@ -1,0 +1,107 @@
+"""Decode streams chunk by chunk: a chunk of features and a state in, paths and a state out.
+
+Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.stream_search import ChunkSearch, StreamPath, StreamSearch
+from pruned_rnnt.model.encoder_kinds import stream_encoder
+from pruned_rnnt.model.speech_model import SpeechModel
+
+
+class StreamDecoder:
+    """A causal model and a search that decode audio chunk by chunk.
+
+    The state of streams is a tuple of tensors with the streams on axis 0: those of the encoder,
+    then those of the search.
+
+    Args:
+        model: in evaluation mode, with a causal encoder; its modules are used, not copied.
+        search: of this model.
+        chunk_size: C, encoder frames (40 ms) of a chunk.
+        left_frames: encoder frames of left context for attention.
+        precision: dtype of the encoder's matrix products.
+
+    Raises:
+        ValueError: as `stream_encoder`.
+    """
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        search: StreamSearch,
+        chunk_size: int,
+        left_frames: int,
+        precision: torch.dtype = torch.float32,
+    ) -> None:
+        self.model = model
+        self.search = search
+        self.encoder = stream_encoder(model.encoder, chunk_size, left_frames)
+        self._precision = precision
+        self._encoder_tensors = len(self.encoder.pack(self.encoder.start(0)))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def start(self, streams: int) -> Rows:
+        """The state at the start of streams."""
+        return *self.encoder.pack(self.encoder.start(streams)), *self.start_search(streams)
+
+    def start_search(self, streams: int) -> Rows:
+        """The part of the state that belongs to the search, at the end of the tuple."""
+        return self.search.start_streams(streams, self.device)
+
+    @torch.inference_mode()
+    def chunk(
+        self, features_NTF: Tensor, state: Rows, lengths: Tensor | None = None
+    ) -> ChunkSearch:
+        """Decode the next chunk of every stream.
+
+        Args:
+            features_NTF: (N, T, F) with T = `encoder.input_frames`; chunks start `encoder.shift`
+                frames apart.
+            lengths: (N,) valid feature frames, if streams end in this chunk; None: all are valid.
+        """
+        encoder_state = self.encoder.unpack(state[: self._encoder_tensors])
+        with torch.autocast(
+            self.device.type, self._precision, enabled=self._precision != torch.float32
+        ):
+            encoded_NCE, encoder_state = self.encoder(features_NTF, encoder_state, lengths)
+        frames_N = self.output_lengths(lengths, len(features_NTF)).to(encoded_NCE.device)
+        found = self.search.search_chunk(
+            encoded_NCE.float(), frames_N, state[self._encoder_tensors :]
+        )
+        return found._replace(state=(*self.encoder.pack(encoder_state), *found.state))
+
+    def output_lengths(self, lengths: Tensor | None, streams: int) -> Tensor:
+        """(N,) encoder frames of a chunk with `lengths` valid feature frames."""
+        if lengths is None:
+            return torch.full((streams,), self.encoder.chunk_size)
+        return self.encoder.output_length(lengths)
+
+    @torch.inference_mode()
+    def recognise(self, features_NTF: Tensor, feature_lengths: Tensor) -> list[Hypothesis]:
+        """Decode whole utterances (N, T, F) chunk by chunk; frames count from their start."""
+        streams, num_frames, _ = features_NTF.shape
+        encoder, state = self.encoder, self.start(streams)
+        paths = [StreamPath() for _ in range(streams)]
+        remaining = dict(enumerate(paths))
+        for begin in range(0, max(num_frames, 1), encoder.shift):
+            chunk_NTF = features_NTF[:, begin : begin + encoder.input_frames]
+            missing = encoder.input_frames - chunk_NTF.size(1)
+            chunk_NTF = nn.functional.pad(chunk_NTF, (0, 0, 0, missing))
+            left_N = (feature_lengths - begin).clamp(0, encoder.input_frames)
+            state, found = self.chunk(chunk_NTF, state, left_N.to(features_NTF.device))
+            continued, frames = found.result(), self.output_lengths(left_N, streams).tolist()
+            for n, path in list(remaining.items()):
+                path.extend(continued[n], frames[n])
+                if frames[n] < encoder.chunk_size:
+                    del remaining[n]
+        return [path.hypothesis() for path in paths]

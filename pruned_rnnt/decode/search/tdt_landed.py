@@ -1,0 +1,89 @@
+"""Hypotheses of the beam search with durations, on the frames on which they have landed.
+
+Axes: N batch, B beam, A frames ahead, from the current frame to the longest duration.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pruned_rnnt.decode.search.rows import Rows
+
+
+class TdtBeam(NamedTuple):
+    """Hypotheses (..., B) that have landed on a frame, or on several.
+
+    score: of all their paths in the beam, -inf for none; hash: of the sequence; length: symbols.
+    origin: the row that each was extended from, as step * B + row; -1 - row for a row at the start.
+    symbol, duration: of the last arc (symbol -1 for blank); added: increase of the score by the
+        symbol or blank, without its duration.
+    """
+
+    score: Tensor
+    hash: Tensor
+    length: Tensor
+    origin: Tensor
+    symbol: Tensor
+    duration: Tensor
+    added: Tensor
+
+    def take(self, index: Tensor) -> TdtBeam:
+        """The rows with these indices into the last axis."""
+        return TdtBeam(*(x.gather(-1, index) for x in self))
+
+    def where(self, mask: Tensor, other: TdtBeam) -> TdtBeam:
+        """These hypotheses where the mask is True, else those of `other`."""
+        return TdtBeam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
+
+    def flat(self) -> TdtBeam:
+        """Those of all frames of an utterance in one beam, (N, A * B)."""
+        return TdtBeam(*(x.flatten(1) for x in self))
+
+
+class TdtStart(NamedTuple):
+    """What a search starts from.
+
+    landed: (N, A, B) hypotheses on the frames from the first one on. Row a * B + b of an utterance
+        is the origin of these.
+    states: of predictor and scorers before the last symbols of the hypotheses, N * A * B rows.
+    """
+
+    landed: TdtBeam
+    states: list[Rows]
+
+    def pack(self) -> Rows:
+        """All tensors that the next frames depend on, with the axis N first."""
+        size = len(self.landed.score)
+        states = (x.unflatten(0, (size, -1)) for rows in self.states for x in rows)
+        return self.landed.score, self.landed.hash, self.landed.length, self.landed.symbol, *states
+
+    def unpack(self, packed: Rows) -> TdtStart:
+        """The inverse of `pack`, for states with as many tensors as these."""
+        score, hashes, length, symbol, *others = packed
+        rest = iter(x.flatten(0, 1) for x in others)
+        origin = -1 - torch.arange(score[0].numel(), device=score.device).view_as(score[0])
+        landed = empty_beams(score.shape, score.device)._replace(
+            score=score.clone(),
+            hash=hashes.clone(),
+            length=length.clone(),
+            origin=origin.expand_as(score).clone(),
+            symbol=symbol.clone(),
+        )
+        return TdtStart(landed, [tuple(next(rest) for _ in rows) for rows in self.states])
+
+
+def empty_beams(shape: tuple[int, ...], device: torch.device) -> TdtBeam:
+    score = torch.full(shape, -torch.inf, device=device)
+    zeros = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(5)]
+    hashes, length, origin, symbol, duration = zeros
+    return TdtBeam(score, hashes, length, origin - 1, symbol - 1, duration, torch.zeros_like(score))
+
+
+def shifted(landed: TdtBeam) -> TdtBeam:
+    """The beams of the frames from the next one on."""
+    size, _, width = landed.score.shape
+    new = empty_beams((size, 1, width), landed.score.device)
+    return TdtBeam(*(torch.cat((x[:, 1:], y), dim=1) for x, y in zip(landed, new, strict=True)))

@@ -1,0 +1,225 @@
+"""A live stream: audio in, partial and final texts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy.typing as npt
+
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.live_audio import LiveAudio
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.frame_times import FRAME_SECONDS
+from pruned_rnnt.decode.search.stream_search import Arc, Continuation, StreamPath
+from pruned_rnnt.decode.search.streaming import StreamDecoder
+from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words, word_spans
+from pruned_rnnt.transcribe.endpoints import EndpointConfig, Reason
+
+# After this many times `longest`, a text is final as a whole, even without a settled word.
+_MOST_LENGTHS = 2
+
+
+class PartialText(NamedTuple):
+    """The text since the last endpoint.
+
+    stable: only grows until the endpoint; tentative: the rest, which may still change.
+    """
+
+    stable: str
+    tentative: str
+
+    def __str__(self) -> str:
+        return self.stable + self.tentative
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalText:
+    """The text between two endpoints.
+
+    words: with times in the stream and confidences.
+    start, end: seconds of the stream; `end` is where the endpoint was found.
+    """
+
+    text: str
+    words: tuple[TimedWord, ...]
+    start: float
+    end: float
+    reason: Reason
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class StreamModel(NamedTuple):
+    """What streams share.
+
+    calibration: of the model's word times and confidences.
+    """
+
+    decoder: StreamDecoder
+    tokenizer: Tokenizer
+    calibration: Calibration | None
+
+
+class Slot(NamedTuple):
+    """Where a group keeps the state of a stream.
+
+    release: returns the slot; only the first call has an effect.
+    step: decodes one chunk of each of the group's streams that has one, and returns these.
+    """
+
+    number: int
+    release: Callable[[], object]
+    step: Callable[[list[Stream]], list[Stream]]
+
+
+class Stream:
+    """One of many streams that `step` decodes together; from `Recogniser.stream`.
+
+    Use a stream in one thread at a time.
+
+    Attributes:
+        is_done: the stream has ended and everything is decoded, or it was closed.
+        audio: its samples.
+    """
+
+    slot: Slot
+
+    def __init__(self, model: StreamModel, endpoints: EndpointConfig) -> None:
+        self._model = model
+        self.audio = LiveAudio()
+        self.is_done = False
+        self._endpoints = endpoints
+        self._path = StreamPath()
+        self._finals: list[FinalText] = []
+        self._first_frame = 0  # since the last endpoint
+        self._has_ended = False
+
+    def accept_waveform(self, samples: npt.ArrayLike, sampling_rate: int = SAMPLING_RATE) -> None:
+        """Append audio, which the next steps decode.
+
+        Args:
+            samples: (S,), or (S, C) with channels, which are averaged; floating-point in [-1, 1],
+                or signed integers of 16 or 32 bits. NaN and infinite samples become 0 and others
+                are clipped, which is logged once (counts: `audio.replaced`, `audio.clipped`).
+            sampling_rate: in Hz; it may change.
+
+        Raises:
+            ValueError: the stream has ended; or samples of another shape, type or scale, which are
+                left out. The stream goes on.
+        """
+        self._check_open()
+        self.audio.accept(samples, sampling_rate)
+
+    def gap(self, seconds: float) -> None:
+        """Append silence in place of audio that was lost, so that later times stay right.
+
+        Raises:
+            ValueError: the stream has ended, or seconds is negative or above 60.
+        """
+        self._check_open()
+        self.audio.gap(seconds)
+
+    def finish(self) -> None:
+        """End the stream; `step` decodes the rest of its audio until `is_done`."""
+        if not self._has_ended:
+            self._has_ended = True
+            self.audio.finish()
+
+    def close(self) -> None:
+        """Leave at once: audio that is not decoded yet is dropped."""
+        self._has_ended = self.is_done = True
+        self.slot.release()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `step` has something to decode."""
+        if self.is_done:
+            return False
+        return self._has_ended or self.audio.frames >= self._model.decoder.encoder.input_frames
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the stream that are decoded."""
+        return self._seconds(self._path.frame)
+
+    @property
+    def partial(self) -> PartialText:
+        """The text since the last endpoint."""
+        symbols = [arc.symbol for arc in self._path.best]
+        stable, text = self._model.tokenizer.decode_all([symbols[: self._path.stable], symbols])
+        # The bytes of an incomplete character.
+        stable = stable.rstrip("\ufffd")
+        return PartialText(stable, text[len(stable) :])
+
+    def take_finals(self) -> list[FinalText]:
+        """The final texts since the last call, in order; a text may be empty."""
+        taken, self._finals = self._finals, []
+        return taken
+
+    def extend(self, found: Sequence[Continuation], frames: int) -> bool:
+        """Add the paths after the next frames, fewer than a chunk at the end of the stream.
+
+        Returns:
+            Whether the search of the stream must start again.
+        """
+        encoder = self._model.decoder.encoder
+        self._path.extend(found, frames)
+        self.audio.advance(encoder.shift)
+        if frames < encoder.chunk_size:
+            self._end_text(self._path.best, "end")
+            self._path.restart()
+            self.is_done = True
+            self.slot.release()
+            return False
+        last = self._path.best[-1] if self._path.best else None
+        symbol_end = 0 if last is None else last.frame + max(last.duration or 1, 1)
+        seconds = (self._path.frame - self._first_frame) * FRAME_SECONDS
+        reason = self._endpoints.reason(
+            seconds=seconds,
+            pause=(self._path.frame - symbol_end) * FRAME_SECONDS,
+            has_text=last is not None,
+        )
+        if reason is None:
+            return False
+        if reason == "length" and seconds < _MOST_LENGTHS * self._endpoints.longest:
+            count = self._settled_words()
+            if count:
+                self._end_text(self._path.drop(count), reason)
+                self._first_frame = self._path.best[0].frame
+            return False
+        self._end_text(self._path.best, reason)
+        self._path.restart()
+        return True
+
+    def _settled_words(self) -> int:
+        """Number of symbols in the words that cannot change any more, without the last word."""
+        names = self._model.tokenizer.symbols
+        spans = word_spans([names[arc.symbol] for arc in self._path.best])
+        return max((stop for _, stop in spans[:-1] if stop <= self._path.settled), default=0)
+
+    def _end_text(self, arcs: Sequence[Arc], reason: Reason) -> None:
+        tokenizer, begin = self._model.tokenizer, self.audio.begin
+        tokens = timed_tokens(
+            tokenizer.symbols,
+            [arc.symbol for arc in arcs],
+            [arc.frame for arc in arcs],
+            [arc.score for arc in arcs],
+            durations=[arc.duration for arc in arcs if arc.duration is not None],
+            begin=begin,
+        )
+        start, end = self._seconds(self._first_frame), self._seconds(self._path.frame)
+        words = timed_words(tokenizer, tokens, end, self._model.calibration, start) if arcs else ()
+        text = tokenizer.decode([arc.symbol for arc in arcs])
+        self._finals.append(FinalText(text=text, words=words, start=start, end=end, reason=reason))
+        self._first_frame = self._path.frame
+
+    def _seconds(self, frame: int) -> float:
+        return round(self.audio.begin + frame * FRAME_SECONDS, 4)
+
+    def _check_open(self) -> None:
+        if self._has_ended:
+            raise ValueError("the stream has ended: start another one for more audio")

@@ -1,0 +1,82 @@
+"""Streams that are decoded together, in batches.
+
+Axes: N streams, T feature frames of a chunk, F mel bins.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+
+from pruned_rnnt.data.audio.features import batch_features
+from pruned_rnnt.host_copy import to_device
+from pruned_rnnt.transcribe.endpoints import EndpointConfig
+from pruned_rnnt.transcribe.stream import Slot, Stream, StreamModel
+from pruned_rnnt.transcribe.stream_states import StateSlots
+
+
+class StreamGroup:
+    """Streams of one model with the same chunk and left context.
+
+    Streams join and leave at any time. A step takes those with a full chunk of audio through
+    features, encoder and search in one batch; the result of a stream does not depend on the others.
+    Device memory grows to the most streams at a time.
+
+    """
+
+    def __init__(self, model: StreamModel) -> None:
+        self._model = model
+        with torch.inference_mode():
+            searched = len(model.decoder.start_search(1))
+            self._slots = StateSlots(model.decoder.start(1), searched)
+
+    @torch.inference_mode()
+    def stream(self, endpoints: EndpointConfig) -> Stream:
+        """A new stream. One that is dropped before its end leaves, too."""
+        slot = self._slots.take()
+        stream = Stream(self._model, endpoints)
+        release = weakref.finalize(stream, self._slots.release, slot)
+        release.atexit = False
+        stream.slot = Slot(slot, release, self.step)
+        return stream
+
+    @torch.inference_mode()
+    def step(self, streams: list[Stream]) -> list[Stream]:
+        """Decode one chunk of each stream that has one; returns these streams."""
+        ready = [stream for stream in streams if stream.is_ready]
+        if not ready:
+            return []
+        decoder = self._model.decoder
+        size = decoder.encoder.input_frames
+        lengths_N = torch.tensor([min(stream.audio.frames, size) for stream in ready])
+        lengths = None if bool((lengths_N == size).all()) else lengths_N
+        windows = [stream.audio.window(size) for stream in ready]
+        features_NTF, _ = batch_features(windows, decoder.device, frames=size + 1)
+        slots_N = to_device(torch.tensor([stream.slot.number for stream in ready]), decoder.device)
+        state, found = decoder.chunk(
+            features_NTF[:, 1 : size + 1], self._slots.read(slots_N), lengths
+        )
+        self._slots.write(slots_N, state)
+        frames = decoder.output_lengths(lengths, len(ready)).tolist()
+        restarted = [
+            stream.slot.number
+            for stream, paths, count in zip(ready, found.result(), frames, strict=True)
+            if stream.extend(paths, count)
+        ]
+        if restarted:
+            self._slots.restart(restarted)
+        return ready
+
+
+def step(streams: Iterable[Stream]) -> list[Stream]:
+    """Decode one chunk of each stream that has one, in one batch for each group of streams.
+
+    Returns:
+        The streams that had one; none if all wait for more audio.
+    """
+    groups: dict[Callable[[list[Stream]], list[Stream]], list[Stream]] = {}
+    for stream in dict.fromkeys(streams):
+        groups.setdefault(stream.slot.step, []).append(stream)
+    return [stream for step_together, own in groups.items() for stream in step_together(own)]

@@ -1,0 +1,154 @@
+"""The audio of a live stream: features as of the whole audio, and bad samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from pruned_rnnt.data.audio.features import audio_features, batch_features
+from pruned_rnnt.data.audio.live_audio import LiveAudio
+from pruned_rnnt.data.audio.waveform import FloatArray, resample
+from tests.transcribe.random_model import sound
+
+
+def chunks(audio: LiveAudio, frames: int, shift: int) -> Iterator[Tensor]:
+    """The features of the chunks that are complete now, as a stream computes them."""
+    while audio.frames >= frames:
+        features, _ = batch_features([audio.window(frames)], torch.device("cpu"), frames + 1)
+        yield features[0, 1 : frames + 1][:shift]
+        audio.advance(shift)
+
+
+def streamed(samples: FloatArray, piece: int, frames: int = 19, shift: int = 16) -> Tensor:
+    """The features of a stream that gets `piece` samples at a time."""
+    audio, parts = LiveAudio(), []
+    for begin in range(0, len(samples), piece):
+        audio.accept(samples[begin : begin + piece], 16000)
+        parts += chunks(audio, frames, shift)
+    audio.finish()
+    parts += chunks(audio, frames, shift)
+    while audio.frames:
+        left = audio.frames
+        features, _ = batch_features([audio.window(frames)], torch.device("cpu"), frames + 1)
+        parts.append(features[0, 1 : 1 + min(left, shift)])
+        audio.advance(shift)
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("piece", [160, 1001, 100_000])
+@pytest.mark.parametrize("size", [100, 399, 3240, 16079, 16080])
+def test_features_equal_those_of_the_whole_audio(piece: int, size: int) -> None:
+    samples = sound(2.0)[:size]
+    torch.testing.assert_close(streamed(samples, piece), audio_features(samples))
+
+
+@pytest.mark.parametrize("rate", [8000, 44100, 48000])
+def test_stereo_at_any_rate(rate: int) -> None:
+    seconds = np.arange(rate) / rate
+    left = (0.3 * np.sin(2 * np.pi * 440 * seconds) + 0.1).astype(np.float32)
+    right = (0.2 * np.sin(2 * np.pi * 700 * seconds)).astype(np.float32)
+    audio = LiveAudio()
+    integers = np.round(np.stack((left, right), axis=1) * 32767).astype(np.int16)
+    for begin in range(0, rate, 441):
+        audio.accept(integers[begin : begin + 441], rate)
+    audio.finish()
+    expected = resample((integers / 32768).mean(axis=1).astype(np.float32), rate, 16000)
+    assert audio.frames == 100
+    np.testing.assert_allclose(audio.window(200)[160:], expected, atol=1e-6)
+
+
+def test_types_of_samples() -> None:
+    expected = sound(0.5)
+    integers = (expected * 2**15).round().clip(-(2**15), 2**15 - 1)
+    for samples in (
+        integers.astype(np.int16),
+        (integers * 2**16).astype(np.int32),
+        (integers / 2**15).astype(np.float64),
+        torch.tensor(integers / 2**15),
+        (integers / 2**15).tolist(),
+    ):
+        audio = LiveAudio()
+        audio.accept(samples, 16000)
+        audio.accept([], 16000)
+        audio.accept(np.zeros((0, 2), dtype=np.int16), 16000)
+        audio.finish()
+        np.testing.assert_array_equal(audio.window(99)[160:], integers / 2**15)
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "message"),
+    [
+        (np.zeros((2, 16000)), 16000, r"shape \(2, 16000\), need \(S,\)"),
+        (np.zeros((2, 2, 2)), 16000, "shape"),
+        (np.zeros(5, dtype=np.uint8), 16000, "type uint8"),
+        (["a"], 16000, "type"),
+        (sound(0.1) * 32768, 16000, "need \\[-1, 1\\]: divide"),
+        (np.zeros(5), 0, "sampling_rate is 0, needs 1000 to"),
+    ],
+)
+def test_wrong_samples_raise_and_change_nothing(
+    samples: np.ndarray, rate: int, message: str
+) -> None:
+    audio = LiveAudio()
+    audio.accept(sound(0.5), 16000)
+    before = audio.window(100).copy()
+    with pytest.raises(ValueError, match=message):
+        audio.accept(samples, rate)
+    np.testing.assert_array_equal(audio.window(100), before)
+
+
+def test_bad_samples_are_replaced_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    samples = sound(0.5)
+    samples[[4000, 5000, 6000]] = np.nan, np.inf, -np.inf
+    samples[[4500, 4501]] = 1e30, -3.0
+    audio = LiveAudio()
+    with caplog.at_level(logging.WARNING):
+        audio.accept(samples, 16000)
+        audio.accept(samples[4000:], 16000)
+        audio.accept(np.array([1e300, 0.5]), 16000)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "NaN or infinite samples" in caplog.text
+    assert "outside [-1, 1]" in caplog.text
+    assert (audio.replaced, audio.clipped) == (7, 4)
+    window = audio.window(100)[160:]
+    assert np.isfinite(window).all()
+    assert window[[4000, 5000, 6000]].tolist() == [0, 0, 0]
+    assert window[[4500, 4501]].tolist() == [1, -1]
+
+
+def test_silence_at_the_beginning_is_dropped() -> None:
+    audio = LiveAudio()
+    for _ in range(1000):
+        audio.accept(np.zeros(1600), 16000)
+    assert (audio.frames, audio.begin) == (0, 0)
+    audio.gap(1.005)
+    audio.accept(sound(0.5), 16000)
+    assert audio.begin == pytest.approx(100.8)
+    expected = np.concatenate((np.zeros(round(16000 * (101.005 - 100.8))), sound(0.5)))
+    np.testing.assert_allclose(audio.window(100)[160:], expected)
+
+
+def test_gap_keeps_the_rate() -> None:
+    audio = LiveAudio()
+    audio.accept(resample(sound(1.0), 16000, 48000), 48000)
+    audio.gap(0.5)
+    audio.accept(resample(sound(1.0), 16000, 48000), 48000)
+    audio.finish()
+    assert audio.frames == 250
+    for seconds in (-1.0, 61.0, float("nan")):
+        with pytest.raises(ValueError, match=r"gap is .* s, needs 0 to 60"):
+            audio.gap(seconds)
+
+
+def test_memory_is_constant() -> None:
+    audio = LiveAudio()
+    for _ in range(500):
+        audio.accept(sound(0.1), 16000)
+        while audio.frames >= 19:
+            audio.advance(16)
+        assert audio._size < 8000

@@ -1,0 +1,301 @@
+"""Streams that are decoded together: each has the result that it has alone."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pruned_rnnt import load
+from pruned_rnnt.data.audio.features import audio_features
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_set import build_stream_search
+from pruned_rnnt.decode.search.streaming import StreamDecoder
+from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.transcribe.endpoints import EndpointConfig
+from pruned_rnnt.transcribe.recogniser import Recogniser
+from pruned_rnnt.transcribe.stream import FinalText, Stream
+from pruned_rnnt.transcribe.stream_group import step
+from pruned_rnnt.usage_errors import ExportError
+from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
+from tests.transcribe.random_model import save_random_model, sound
+
+ENCODERS = [tiny_conformer(causal=True), tiny_zipformer(causal=True)]
+BEAM = DecodeConfig(method="modified_beam")
+MODELS: list[tuple[dict[str, Any], DecodeConfig]] = [
+    ({}, DecodeConfig()),
+    ({}, BEAM),
+    ({"durations": (0, 1, 2, 4)}, DecodeConfig()),
+    ({"durations": (0, 1, 2, 4)}, BEAM),
+    ({"ctc_scale": 0.2}, DecodeConfig(method="ctc_greedy")),
+]
+NEVER = EndpointConfig(pause=0, silence=0, longest=0)
+OFTEN = EndpointConfig(pause=0.16, silence=0.3, longest=0.7)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
+
+
+def recogniser_of(
+    tokenizer: Tokenizer,
+    encoder: EncoderConfig = ENCODERS[0],
+    decode: DecodeConfig | None = None,
+    device: str = "cpu",
+    **loss: Any,
+) -> Recogniser:
+    model = tiny_model(encoder, len(tokenizer), **loss).to(device)
+    return Recogniser(model, tokenizer, decode=decode)
+
+
+def finished(streams: list[Stream]) -> list[list[FinalText]]:
+    """End the streams and decode what is left; their final texts."""
+    for stream in streams:
+        stream.finish()
+    while step(streams):
+        pass
+    assert all(stream.is_done for stream in streams)
+    return [stream.take_finals() for stream in streams]
+
+
+def voice(number: int) -> np.ndarray:
+    """Sound that differs from stream to stream, with pauses."""
+    samples = np.roll(sound(1.3 + 0.37 * number), 1000 * number)
+    samples[8000:14000] *= 0.01
+    return samples
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize(("loss", "decode"), MODELS)
+def test_stream_in_a_batch_equals_the_stream_alone(
+    tokenizer: Tokenizer, encoder: EncoderConfig, loss: dict[str, Any], decode: DecodeConfig
+) -> None:
+    recogniser = recogniser_of(tokenizer, encoder, decode, **loss)
+    alone = []
+    for number in range(4):
+        stream = recogniser.stream(endpoints=OFTEN)
+        stream.accept_waveform(voice(number))
+        alone += finished([stream])
+    rng = np.random.default_rng(0)
+    waiting = {number: voice(number) for number in range(4)}
+    streams: dict[int, Stream] = {}
+    while waiting:
+        # Streams join one by one, get pieces of any size, and end at different times.
+        if len(streams) < 4 and rng.random() < 0.3:
+            streams[len(streams)] = recogniser.stream(endpoints=OFTEN)
+        for number in list(streams):
+            if number in waiting:
+                size = int(rng.integers(1, 9000))
+                streams[number].accept_waveform(waiting[number][:size])
+                waiting[number] = waiting[number][size:]
+                if not len(waiting[number]):
+                    del waiting[number]
+                    streams[number].finish()
+        recogniser.step(streams.values())
+    together = finished(list(streams.values()))
+    for one, other in zip(together, alone, strict=True):
+        assert [(final.text, final.reason) for final in one] == [
+            (final.text, final.reason) for final in other
+        ]
+        assert [word[:3] for final in one for word in final.words] == [
+            word[:3] for final in other for word in final.words
+        ]
+    assert len({final.text for finals in alone for final in finals}) > 5
+    assert len({final.reason for finals in alone for final in finals}) > 1
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize(("loss", "decode"), MODELS)
+def test_text_equals_that_of_the_whole_audio(
+    tokenizer: Tokenizer, encoder: EncoderConfig, loss: dict[str, Any], decode: DecodeConfig
+) -> None:
+    recogniser = recogniser_of(tokenizer, encoder, decode, **loss)
+    samples = voice(1)
+    stream = recogniser.stream(endpoints=NEVER)
+    for begin in range(0, len(samples), 1001):
+        stream.accept_waveform(samples[begin : begin + 1001])
+        recogniser.step([stream])
+    ((final,),) = finished([stream])
+    search = build_stream_search(recogniser.model, decode, tokenizer)
+    decoder = StreamDecoder(recogniser.model, search, *encoder.stream_sizes)
+    features = audio_features(samples)
+    (found,) = decoder.recognise(features[None], torch.tensor([len(features)]))
+    assert len(found.symbols) > 5
+    assert final.text == tokenizer.decode(found.symbols)
+    assert (final.reason, final.start) == ("end", 0.0)
+    assert final.end == pytest.approx(len(samples) / 16000, abs=0.15)
+
+
+@pytest.mark.parametrize(("loss", "decode"), MODELS)
+def test_stable_text_is_the_beginning_of_the_final_text(
+    tokenizer: Tokenizer, loss: dict[str, Any], decode: DecodeConfig
+) -> None:
+    recogniser = recogniser_of(tokenizer, decode=decode, **loss)
+    stream = recogniser.stream(endpoints=EndpointConfig(pause=0.2, longest=0))
+    stable, tentative, finals = "", 0, list[FinalText]()
+    samples = np.concatenate([voice(number) for number in range(3)])
+    for begin in range(0, len(samples), 1600):
+        stream.accept_waveform(samples[begin : begin + 1600])
+        while recogniser.step([stream]):
+            now = stream.take_finals()
+            for final in now:
+                assert final.text.startswith(stable)
+                stable = ""
+            finals += now
+            assert stream.partial.stable.startswith(stable)
+            stable, tentative = stream.partial.stable, tentative + len(stream.partial.tentative)
+    ((last,),) = finished([stream])
+    assert last.text.startswith(stable)
+    assert (tentative > 0) == (decode.method == "modified_beam")
+
+
+def test_words_have_times_of_the_stream(tokenizer: Tokenizer) -> None:
+    recogniser = recogniser_of(tokenizer)
+    plain, later = recogniser.stream(endpoints=OFTEN), recogniser.stream(endpoints=OFTEN)
+    later.gap(10.0)
+    for stream in (plain, later):
+        stream.accept_waveform(np.concatenate((np.zeros(3200), voice(2))))
+    one, other = finished([plain, later])
+    assert sum(len(final.words) for final in one) > 1
+    for final, shifted in zip(one, other, strict=True):
+        assert final.text == shifted.text
+        assert shifted.end == pytest.approx(final.end + 10)
+        for word, shifted_word in zip(final.words, shifted.words, strict=True):
+            assert shifted_word.start == pytest.approx(word.start + 10)
+            assert final.start <= word.start <= word.end <= final.end
+    starts = [word.start for final in one for word in final.words]
+    assert starts == sorted(starts)
+
+
+def test_endpoint_rules() -> None:
+    rules = EndpointConfig(pause=1.0, silence=2.0, longest=10.0)
+    assert rules.reason(seconds=5.0, pause=0.9, has_text=True) is None
+    assert rules.reason(seconds=5.0, pause=1.0, has_text=True) == "pause"
+    assert rules.reason(seconds=1.9, pause=1.9, has_text=False) is None
+    assert rules.reason(seconds=2.0, pause=2.0, has_text=False) == "pause"
+    assert rules.reason(seconds=10.0, pause=0.0, has_text=True) == "length"
+    assert NEVER.reason(seconds=1e6, pause=1e6, has_text=True) is None
+    with pytest.raises(ValueError, match=r"endpoints\.pause is -1"):
+        EndpointConfig(pause=-1)
+
+
+def test_length_does_not_change_the_text() -> None:
+    """A text that is final for its length ends with a complete word, and the search goes on."""
+    tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="word"))
+    recogniser = recogniser_of(tokenizer)
+    texts, finals = [], []
+    for longest in (0.0, 0.7):
+        stream = recogniser.stream(endpoints=EndpointConfig(pause=0, silence=0, longest=longest))
+        stream.accept_waveform(np.concatenate([voice(n) for n in range(4)]))
+        (finals,) = finished([stream])
+        texts.append(" ".join(final.text for final in finals if final.text))
+    assert texts[0] == texts[1]
+    assert sum(final.reason == "length" for final in finals) >= 3
+    assert str(stream.partial) == ""
+
+
+def test_stream_that_leaves_gives_its_memory_to_the_next(tokenizer: Tokenizer) -> None:
+    recogniser = recogniser_of(tokenizer)
+    first = recogniser.stream()
+    first.accept_waveform(voice(0))
+    (expected,) = finished([first])
+    (group,) = recogniser._stream_groups.values()
+    streams = [recogniser.stream() for _ in range(3)]
+    rows = len(group._slots._tensors[0])
+    for turn in range(8):
+        streams[turn % 3].accept_waveform(voice(turn % 4)[:20000])
+        recogniser.step(streams)
+        if turn % 2:
+            streams[turn % 3].close()
+        streams[turn % 3] = recogniser.stream()  # the other one is dropped without an end
+        gc.collect()
+    assert len(group._slots._tensors[0]) == rows
+    streams[0].accept_waveform(voice(0))
+    assert finished(streams[:1]) == [expected]
+    other = recogniser.stream(left=4)
+    other.accept_waveform(voice(0))
+    assert recogniser.step([streams[1], other]) == [other]
+
+
+def test_closed_and_ended_streams(tokenizer: Tokenizer) -> None:
+    recogniser = recogniser_of(tokenizer)
+    closed, ended, empty = (recogniser.stream() for _ in range(3))
+    for stream in (closed, ended):
+        stream.accept_waveform(voice(0))
+    closed.close()
+    assert closed.is_done
+    assert recogniser.step([closed]) == []
+    assert recogniser.step([ended, ended]) == [ended]
+    ended.finish()
+    ended.finish()
+    for stream in (closed, ended):
+        with pytest.raises(ValueError, match="the stream has ended"):
+            stream.accept_waveform(voice(0))
+        with pytest.raises(ValueError, match="the stream has ended"):
+            stream.gap(1.0)
+    (final,) = finished([empty])[0]
+    assert (final.text, final.words, final.reason) == ("", (), "end")
+
+
+def test_bad_samples_do_not_spoil_the_rest_of_a_stream(tokenizer: Tokenizer) -> None:
+    """With a limited past, the texts from some time after the bad samples on are the same."""
+    recogniser = recogniser_of(tokenizer, tiny_conformer(causal=True))
+    good, bad, other = (recogniser.stream(endpoints=NEVER) for _ in range(3))
+    samples = np.concatenate([voice(n) for n in range(4)])
+    spoiled = samples.copy()
+    spoiled[8000:12000] = np.nan
+    spoiled[12000:16000] *= 1e35
+    for begin in range(0, len(samples), 1600):
+        good.accept_waveform(samples[begin : begin + 1600])
+        other.accept_waveform(samples[begin : begin + 1600])
+        try:
+            bad.accept_waveform(spoiled[begin : begin + 1600])
+        except ValueError:
+            bad.gap(0.1)
+        recogniser.step([good, bad, other])
+    (one,), (two,), (three,) = finished([good, bad, other])
+    assert bad.audio.replaced == 4000
+    assert one == three
+    assert two.text != one.text
+    assert two.text[-30:] == one.text[-30:]
+    assert two.end == one.end
+
+
+def test_errors_name_what_a_stream_needs(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ExportError, match="not causal"):
+        recogniser_of(tokenizer, tiny_conformer()).stream()
+    search = recogniser_of(tokenizer, decode=DecodeConfig(method="ctc_prefix_beam"), ctc_scale=0.2)
+    with pytest.raises(ValueError, match=r"decode\.method is ctc_prefix_beam, which needs whole"):
+        search.stream()
+
+
+def test_loaded_model_streams(tmp_path: Any) -> None:
+    recogniser = load(save_random_model(tmp_path))
+    stream = recogniser.stream()
+    stream.accept_waveform(np.stack([np.repeat(voice(0), 3)] * 2, axis=1), 48000)
+    stream.finish()
+    while recogniser.step([stream]):
+        pass
+    assert str(stream.take_finals()[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize(("loss", "decode"), MODELS)
+def test_gpu_matches_cpu(
+    tokenizer: Tokenizer, encoder: EncoderConfig, loss: dict[str, Any], decode: DecodeConfig
+) -> None:
+    texts = []
+    for device in ("cpu", "cuda"):
+        recogniser = recogniser_of(tokenizer, encoder, decode, device, **loss)
+        streams = [recogniser.stream(endpoints=OFTEN) for _ in range(5)]
+        for number, stream in enumerate(streams):
+            stream.accept_waveform(voice(number))
+        texts.append([[final.text for final in finals] for finals in finished(streams)])
+    assert texts[0] == texts[1]
