@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.signal
 import soundfile
 import torch
 
@@ -155,3 +156,11 @@ def test_features_of_a_batch_equal_those_of_each(
 @pytest.mark.gpu
 def test_features_on_a_gpu_equal_those_of_the_cpu() -> None:
     check_batch_features(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("rates", [(44100, 16000), (8000, 16000), (113, 100)])
+def test_resampling_equals_the_default_of_scipy(rates: tuple[int, int]) -> None:
+    samples = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    source, target = rates
+    expected = scipy.signal.resample_poly(samples, target, source)
+    np.testing.assert_array_equal(resample(samples, source, target), expected)

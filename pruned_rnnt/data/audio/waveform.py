@@ -6,6 +6,7 @@ Axes: S audio samples.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,16 @@ def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> Float
     import scipy.signal  # takes as long as torch, and most audio has the rate of the model
 
     ratio = Fraction(target_rate, source_rate)
-    resampled_S = scipy.signal.resample_poly(samples_S, ratio.numerator, ratio.denominator)
+    up, down = ratio.numerator, ratio.denominator
+    resampled_S = scipy.signal.resample_poly(samples_S, up, down, window=_low_pass(max(up, down)))
     return np.asarray(resampled_S, dtype=np.float32)
+
+
+@cache
+def _low_pass(factor: int) -> FloatArray:
+    """The filter that scipy designs by default, which takes longer than a short block of audio."""
+    taps = scipy.signal.firwin(20 * factor + 1, 1 / factor, window=("kaiser", 5.0))
+    return np.asarray(taps, dtype=np.float32)
 
 
 def perturb_speed(samples_S: FloatArray, speed: float) -> FloatArray:
