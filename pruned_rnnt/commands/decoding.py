@@ -16,6 +16,7 @@ from pruned_rnnt.data.input.batch_identity import BatchIdentity
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import decode_set
+from pruned_rnnt.decode.emission_delay import delay_lines, summary_lines, word_delays
 from pruned_rnnt.decode.nbest import hypothesis_lines
 from pruned_rnnt.decode.result_settings import file_digests, label, result_settings
 from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
@@ -108,7 +109,15 @@ class Decoding:
             },
         )
         lines = hypothesis_lines(decoded.utterances, loaded.tokenizer, calibration, identity.audio)
-        stem = save_result(folder, measured, words, lines, languages)
+        delays = [
+            (utterance.id, delay)
+            for utterance in decoded.utterances
+            for found in utterance.hypotheses[:1]
+            for delay in word_delays(found, utterance.spoken, loaded.tokenizer)
+        ]
+        stem = save_result(
+            folder, measured, words, lines, languages=languages, delays=delay_lines(delays)
+        )
         chosen = by_word if metric == "wer" else by_character
         print(
             f"{inputs.set_name} {inputs.label} {loaded.name}: "
@@ -125,6 +134,9 @@ class Decoding:
         confidences = word_confidences(decoded.utterances, loaded.tokenizer, calibration)
         entropy = normalised_cross_entropy(*confidences)
         print(f"confidences of words: normalised cross entropy {entropy:.3f}")
+        chunks = (config.chunk, config.left)
+        for line in summary_lines(loaded.model.encoder, chunks, [delay for _, delay in delays]):
+            print(line)
         print(f"results: {results_folder(folder)}/*-{stem}.*")
         if calibrating and calibration is not None:
             print(f"calibration: {save_calibration(folder, calibration)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import encode_batch
@@ -43,6 +43,7 @@ class Decoded:
     language, found_language: code of the reference's language, and of the tag that the best
         hypothesis has; "" for none.
     repeated: as in `Batch.repeats`: the utterance does not count.
+    spoken: the words of the reference with their times in the audio; empty if unknown.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Decoded:
     language: str = ""
     found_language: str = ""
     repeated: bool = False
+    spoken: tuple[AlignedWord, ...] = ()
 
     @property
     def transcript(self) -> Transcript:
@@ -264,8 +266,9 @@ def to_texts(
             language=language,
             found_language=tokenizer.language_of(found[0].symbols) if found else "",
             repeated=utterance in batch.repeats,
+            spoken=spoken,
         )
-        for utterance, reference, language, found in zip(
-            batch.ids, batch.texts, batch.languages, hypotheses, strict=True
+        for utterance, reference, language, spoken, found in zip(
+            batch.ids, batch.texts, batch.languages, batch.words, hypotheses, strict=True
         )
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pruned_rnnt.report.charts import Bars, Chart, bar_chart
 from pruned_rnnt.report.comparison import Comparison
+from pruned_rnnt.report.delays import DelaySection, delay_section
 from pruned_rnnt.report.scored_set import GroupRate, ScoredSet
 from pruned_rnnt.report.tables import (
     Table,
@@ -34,6 +35,7 @@ class SetSection:
     comparison: Comparison | None
     durations: Chart | None
     duration_rows: Sequence[GroupRate]
+    delays: DelaySection | None
     speakers: Table | None
     languages: Table | None
     lost: Table | None
@@ -81,6 +83,7 @@ def set_section(
         comparison=comparison,
         durations=_duration_chart(key, scored, comparison, names),
         duration_rows=scored.by_duration(scored.duration_limits()),
+        delays=delay_section(scored.result, key),
         speakers=group_table(speakers, f"{key}-speakers", "Speaker", scored.metric)
         if len(speakers) > 1
         else None,

@@ -114,6 +114,10 @@ class ResultFile:
         return self.folder / f"recogs-{self.stem}.txt"
 
     @property
+    def delays_path(self) -> Path:
+        return self.folder / f"delays-{self.stem}.jsonl"
+
+    @property
     def modified(self) -> float:
         """When it was written, in seconds since 1970."""
         paths = [path for path in (self.nbest_path, self.recogs_path) if path.is_file()]

@@ -27,7 +27,9 @@ def save_result(
     measured: Measurement,
     words: Sequence[Transcript],
     hypotheses: Iterable[Mapping[str, Any]],
+    *,
     languages: Sequence[str] = (),
+    delays: Sequence[str] = (),
 ) -> str:
     """Write all files of a result; returns the STEM of their names.
 
@@ -37,7 +39,8 @@ def save_result(
         measured: with its inputs.
         words: the transcripts in words.
         hypotheses: the lines of the n-best file.
-        languages: the lines of the table of languages, which is written if there are any.
+        languages, delays: the lines of the table of languages and of the file of delays, which are
+            written if there are any.
     """
     folder, inputs = results_folder(run), measured.inputs
     assert inputs is not None
@@ -48,10 +51,10 @@ def save_result(
     write_icefall_files(folder, stem, inputs.label, transcripts, measured.metric.upper())
     lines = (json.dumps(line, ensure_ascii=False) for line in hypotheses)
     write_lines(folder / f"nbest-{stem}.jsonl", lines)
-    table = folder / f"languages-{stem}.tsv"
-    table.unlink(missing_ok=True)
-    if languages:
-        write_lines(table, languages)
+    for name, found in ((f"languages-{stem}.tsv", languages), (f"delays-{stem}.jsonl", delays)):
+        (folder / name).unlink(missing_ok=True)
+        if found:
+            write_lines(folder / name, found)
     text = json.dumps(measured.to_dict(), indent=2, ensure_ascii=False)
     write_lines(measurement_path(folder, stem), [text])
     _collect(folder)

@@ -31,6 +31,8 @@ def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> Float
 @cache
 def _low_pass(factor: int) -> FloatArray:
     """The filter that scipy designs by default, which takes longer than a short block of audio."""
+    import scipy.signal
+
     taps = scipy.signal.firwin(20 * factor + 1, 1 / factor, window=("kaiser", 5.0))
     return np.asarray(taps, dtype=np.float32)
 

@@ -1,0 +1,149 @@
+"""How long after the end of a word a model emits its last symbol.
+
+The delay of a word is the end of the frame (40 ms) that emits its last symbol, minus the end of the
+word in the audio; it is negative if the model knows the word before its end. Only correct words
+count. In a stream, a frame is decoded when its chunk has arrived, which adds the wait for the rest
+of the chunk.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pruned_rnnt.data.input.batch import AlignedWord
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
+from pruned_rnnt.decode.scoring.error_statistics import align_words
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.word_times import word_spans
+from pruned_rnnt.model.encoder import Encoder, StreamingEncoder
+from pruned_rnnt.model.encoder_kinds import stream_encoder
+
+# The window of 25 ms of a feature frame ends this long after the start of the frame's 10 ms.
+_WINDOW_END = 0.0175
+PERCENTILES = (50, 90, 95, 99)
+
+
+class WordDelay(NamedTuple):
+    """A correct word.
+
+    frame: that emits its last symbol; end: of the word in the audio, in seconds.
+    first, last: of its utterance.
+    """
+
+    word: str
+    frame: int
+    end: float
+    first: bool
+    last: bool
+
+    @property
+    def seconds(self) -> float:
+        return (self.frame + 1) * FRAME_SECONDS - self.end
+
+    def in_stream(self, encoder: StreamingEncoder) -> float:
+        """The delay in seconds with the chunks of this encoder."""
+        chunk_begin = self.frame // encoder.chunk_size * encoder.shift
+        last_frame = chunk_begin + encoder.input_frames - 1
+        return last_frame * FEATURE_SECONDS + _WINDOW_END - self.end
+
+
+def word_delays(
+    found: Hypothesis, spoken: Sequence[AlignedWord], tokenizer: Tokenizer
+) -> list[WordDelay]:
+    """The delays of an utterance; empty if the times of its words are unknown."""
+    if not spoken:
+        return []
+    spans = word_spans([tokenizer.symbols[symbol] for symbol in found.symbols])
+    words = tokenizer.decode_all([found.symbols[begin:end] for begin, end in spans])
+    emitted = [
+        (word, found.frames[end - 1]) for word, (_, end) in zip(words, spans, strict=True) if word
+    ]
+    pairs = align_words([each.word for each in spoken], [word for word, _ in emitted])
+    places, frames = iter(range(len(spoken))), iter(frame for _, frame in emitted)
+    delays = []
+    for reference, hypothesis in pairs:
+        place = None if reference is None else next(places)
+        frame = None if hypothesis is None else next(frames)
+        if place is None or frame is None or reference != hypothesis:
+            continue
+        end = spoken[place].start + spoken[place].duration
+        delays.append(
+            WordDelay(spoken[place].word, frame, end, place == 0, place == len(spoken) - 1)
+        )
+    return delays
+
+
+def percentile(seconds: Sequence[float], percent: float) -> float:
+    """A percentile; NaN without values."""
+    return float(np.percentile(seconds, percent)) if len(seconds) else float("nan")
+
+
+def delay_line(seconds: Sequence[float], first: Sequence[bool], last: Sequence[bool]) -> str:
+    """The percentiles of all words, and of the first and the last words of utterances, in ms."""
+    parts = []
+    for name, chosen in (
+        (f"{len(seconds)} correct words", seconds),
+        ("first words", [s for s, is_first in zip(seconds, first, strict=True) if is_first]),
+        ("last words", [s for s, is_last in zip(seconds, last, strict=True) if is_last]),
+    ):
+        values = (f"p{p} {1000 * percentile(chosen, p):.0f}" for p in PERCENTILES)
+        parts.append(f"{name} {', '.join(values)} ms")
+    return "; ".join(parts)
+
+
+def summary_lines(
+    encoder: Encoder, sizes: tuple[int, int], delays: Sequence[WordDelay]
+) -> list[str]:
+    """The delays of whole utterances, and for a causal encoder those in streams.
+
+    Args:
+        sizes: chunk and left context of streams; 0 for those of the configuration.
+    """
+    flags = [delay.first for delay in delays], [delay.last for delay in delays]
+    if not delays:
+        return []
+    lines = [f"emission delay: {delay_line([delay.seconds for delay in delays], *flags)}"]
+    if encoder.config.causal:
+        own = encoder.config.stream_sizes
+        stream = stream_encoder(
+            encoder, *(size or usual for size, usual in zip(sizes, own, strict=True))
+        )
+        seconds = [delay.in_stream(stream) for delay in delays]
+        chunk = stream.chunk_size * FRAME_SECONDS
+        lines.append(f"in streams of {chunk:.2f} s chunks: {delay_line(seconds, *flags)}")
+    return lines
+
+
+def delay_lines(delays: Iterable[tuple[str, WordDelay]]) -> list[str]:
+    """A file of the delays of words with the ids of their utterances: a JSON object a line."""
+    objects = (
+        {"id": name, "delay": round(delay.seconds, 4)} | delay._asdict() for name, delay in delays
+    )
+    return [json.dumps(each, ensure_ascii=False) for each in objects]
+
+
+def read_delays(path: Path) -> list[tuple[str, WordDelay]]:
+    """The delays of a file of `delay_lines`; empty if there is no such file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    if not path.is_file():
+        return []
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
+        try:
+            values = json.loads(line)
+            fields = {name: values[name] for name in WordDelay._fields}
+            found.append((str(values["id"]), WordDelay(**fields)))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number} is damaged ({error!r}): remove the file, or decode again"
+            ) from error
+    return found
