@@ -9,7 +9,7 @@ import torch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search, build_stream_search, launch_search
-from pruned_rnnt.decode.encode import encode_padded
+from pruned_rnnt.decode.encode import compute_dtype, encode_padded
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import launch_head_paths
@@ -94,7 +94,7 @@ class Recogniser(AudioRecogniser):
             search = build_stream_search(
                 self.model, self._decode, self.tokenizer, self._language_model
             )
-            precision = getattr(torch, self._decode.precision)
+            precision = compute_dtype(self._decode.precision, self._device)
             decoder = StreamDecoder(self.model, search, *sizes, precision)
             self._stream_groups[sizes] = StreamGroup(
                 StreamModel(decoder, self.tokenizer, self._calibration)

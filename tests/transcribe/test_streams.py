@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -293,6 +294,7 @@ def test_gpu_matches_cpu(
 ) -> None:
     texts = []
     for device in ("cpu", "cuda"):
+        decode = replace(decode, precision="float32")
         recogniser = recogniser_of(tokenizer, encoder, decode, device, **loss)
         streams = [recogniser.stream(endpoints=OFTEN) for _ in range(5)]
         for number, stream in enumerate(streams):
