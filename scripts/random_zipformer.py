@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,8 @@ def random_model(
     vocab_size: int,
     features_NTF: Tensor | None = None,
     emitting_frames: float = _EMITTING_FRAMES,
+    *,
+    causal: bool = False,
 ) -> TransducerModel:
     """A Zipformer transducer with random parameters that emits a symbol now and then.
 
@@ -39,7 +43,8 @@ def random_model(
             symbol; default: noise.
     """
     torch.manual_seed(0)
-    config = ModelConfig(encoder=SIZES[size], predictor=PredictorConfig(dim=512), joiner_dim=512)
+    encoder = replace(SIZES[size], causal=causal)
+    config = ModelConfig(encoder=encoder, predictor=PredictorConfig(dim=512), joiner_dim=512)
     model = TransducerModel(config, vocab_size).eval()
     # Clear decisions, as trained models make.
     model.joiner.encoder_proj.weight *= 10

@@ -128,13 +128,15 @@ def emit_symbols(model: TransducerModel, features_NTF: Tensor) -> None:
         step /= 2
 
 
-def random_recogniser(size: str, decode: DecodeConfig, device: torch.device) -> Recogniser:
+def random_recogniser(
+    size: str, decode: DecodeConfig, device: torch.device, *, causal: bool = False
+) -> Recogniser:
     """A recogniser with a Zipformer of a size of `random_zipformer` and 500 symbols."""
     names = " ".join(f"word{index}" for index in range(_VOCABULARY - 3))
     tokenizer = train_tokenizer([names], TokenizerConfig(kind="word"))
     rng = np.random.default_rng(1)
     features_NTF, _ = batch_features([noise(_SECONDS, rng)], torch.device("cpu"))
-    model = random_model(size, len(tokenizer), features_NTF=features_NTF)
+    model = random_model(size, len(tokenizer), features_NTF=features_NTF, causal=causal)
     emit_symbols(model, features_NTF)
     model.to(device)
     choose_passes(decode, model)

@@ -1,0 +1,115 @@
+"""Throughput of live streams that are decoded together.
+
+    python -m scripts.stream_speed --streams 8 --threads 2
+    python -m scripts.stream_speed --streams 1000 --device cuda
+    python -m scripts.stream_speed exp/causal --streams 8 --method modified_beam
+
+Without RUN, a causal Zipformer of `--size` with random parameters and 500 symbols. Every stream
+gets noise in packets, and the streams start at different times within a chunk. After each packet,
+all streams with a full chunk are decoded. Prints the real-time factor (seconds of computation for
+one second of all streams together; below 1, the machine keeps up), the time from a packet to its
+results, the processor time for the same second (other work on the machine raises only the factor),
+and memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import resource
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pruned_rnnt import load
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
+from scripts.random_zipformer import SIZES
+from scripts.transcribe_speed import random_recogniser
+
+# Seconds of audio before the measurement.
+_WARM_UP = 2.0
+
+
+class Speed(NamedTuple):
+    """Seconds of audio of each stream, of computation for each packet, and of all processors."""
+
+    seconds: float
+    steps: list[float]
+    processors: float
+
+    @property
+    def factor(self) -> float:
+        """Seconds of computation for a second of audio of all streams."""
+        return sum(self.steps) / self.seconds
+
+
+def measure(
+    recogniser: AudioRecogniser, streams: int, seconds: float, packet: float, *, chunk: int = 0
+) -> Speed:
+    """Decode all streams for so many seconds of audio, after some without measurement."""
+    rng, size = np.random.default_rng(0), round(packet * SAMPLING_RATE)
+    noise_S = (0.05 * rng.standard_normal(SAMPLING_RATE)).astype(np.float32)
+    each = [recogniser.stream(chunk=chunk) for _ in range(streams)]
+    for stream in each:
+        stream.accept_waveform(noise_S[: int(rng.integers(1, SAMPLING_RATE))])
+    steps: list[float] = []
+    processors = 0.0
+    warm_up, measured = (math.ceil(part / packet) for part in (_WARM_UP, seconds))
+    for place in range(warm_up + measured):
+        if place == warm_up:
+            processors = time.process_time()
+        begin = int(rng.integers(SAMPLING_RATE))
+        samples_S = noise_S[np.arange(begin, begin + size) % SAMPLING_RATE]
+        started = time.perf_counter()
+        for stream in each:
+            stream.accept_waveform(samples_S)
+        while recogniser.step(each):
+            pass
+        for stream in each:
+            stream.take_finals()
+        steps.append(time.perf_counter() - started)
+    return Speed(measured * packet, steps[warm_up:], time.process_time() - processors)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", nargs="?")
+    parser.add_argument("--size", choices=sorted(SIZES), default="small")
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of audio")
+    parser.add_argument("--packet", type=float, default=0.1, help="seconds")
+    parser.add_argument("--chunk", type=int, default=0, help="encoder frames of 40 ms")
+    parser.add_argument("--method", choices=("greedy", "modified_beam"), default="greedy")
+    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.run is None:
+        decode = DecodeConfig(method=options.method, precision=options.precision)
+        device = torch.device(options.device)
+        recogniser: AudioRecogniser = random_recogniser(options.size, decode, device, causal=True)
+    else:
+        settings = [f"decode.method={options.method}", f"decode.precision={options.precision}"]
+        recogniser = load(options.run, options.device, settings=settings)
+    speed = measure(
+        recogniser, options.streams, options.seconds, options.packet, chunk=options.chunk
+    )
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    p50, p99 = np.percentile(speed.steps, (50, 99))
+    print(
+        f"{options.streams} streams, {options.method}, {options.precision}, {options.device}: "
+        f"real-time factor {speed.factor:.3f}, time to results p50 {1000 * p50:.0f} ms, "
+        f"p99 {1000 * p99:.0f} ms, "
+        f"processor time {speed.processors / speed.seconds:.3f}, {memory:.0f} MiB"
+    )
+    if options.device.startswith("cuda"):
+        print(f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB on the GPU")
+
+
+if __name__ == "__main__":
+    main()
