@@ -53,29 +53,45 @@ class WordDelay(NamedTuple):
         return last_frame * FEATURE_SECONDS + _WINDOW_END - self.end
 
 
+class SpokenWord(NamedTuple):
+    """A word as the tokenizer spells it, and its end in the audio in seconds."""
+
+    word: str
+    end: float
+
+
+def spoken_words(words: Sequence[AlignedWord], tokenizer: Tokenizer) -> list[SpokenWord]:
+    """Reference words with times, without those that have no text, such as silence."""
+    normal = (tokenizer.normalise(each.word) for each in words)
+    return [
+        SpokenWord(word, each.start + each.duration)
+        for word, each in zip(normal, words, strict=True)
+        if word
+    ]
+
+
 def word_delays(
     found: Hypothesis, spoken: Sequence[AlignedWord], tokenizer: Tokenizer
 ) -> list[WordDelay]:
     """The delays of an utterance; empty if the times of its words are unknown."""
-    if not spoken:
+    references = spoken_words(spoken, tokenizer)
+    if not references:
         return []
     spans = word_spans([tokenizer.symbols[symbol] for symbol in found.symbols])
     words = tokenizer.decode_all([found.symbols[begin:end] for begin, end in spans])
     emitted = [
         (word, found.frames[end - 1]) for word, (_, end) in zip(words, spans, strict=True) if word
     ]
-    pairs = align_words([each.word for each in spoken], [word for word, _ in emitted])
-    places, frames = iter(range(len(spoken))), iter(frame for _, frame in emitted)
+    pairs = align_words([each.word for each in references], [word for word, _ in emitted])
+    places, frames = iter(range(len(references))), iter(frame for _, frame in emitted)
     delays = []
     for reference, hypothesis in pairs:
         place = None if reference is None else next(places)
         frame = None if hypothesis is None else next(frames)
         if place is None or frame is None or reference != hypothesis:
             continue
-        end = spoken[place].start + spoken[place].duration
-        delays.append(
-            WordDelay(spoken[place].word, frame, end, place == 0, place == len(spoken) - 1)
-        )
+        word, end = references[place]
+        delays.append(WordDelay(word, frame, end, place == 0, place == len(references) - 1))
     return delays
 
 

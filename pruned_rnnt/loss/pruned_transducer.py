@@ -124,6 +124,17 @@ class PrunedTransducerLoss(nn.Module):
             dims = (encoder_dim, predictor_dim)
             self.tdt = TdtHead(*dims, durations, sigma, omega, _INITIAL_SCALE)
 
+    def set_delay_penalty(self, delay_penalty: float) -> None:
+        """Use another delay penalty from the next call on.
+
+        Raises:
+            ValueError: it is not finite.
+        """
+        penalty = checks.check_finite("delay_penalty", delay_penalty)
+        self.options = self.options._replace(delay_penalty=penalty)
+        scales = self.simple_options.scales
+        self.simple_options = check_scales(self.options, scales.lm_only_scale, scales.am_only_scale)
+
     def scales(self, step: int) -> tuple[float, float]:
         """Scales of the simple and of the pruned loss after that many optimiser steps."""
         step = checks.check_integer("step", step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -65,6 +66,9 @@ class LossConfig:
     warm_up_steps: steps over which the two factors change.
     delay_penalty: log-probability that a symbol gains for each frame (40 ms) that it is emitted
         earlier; values above 0 favour early symbols.
+    target_delay_ms: training moves delay_penalty so that greedy search emits 95 of 100 words of the
+        validation set at most so many milliseconds after their ends; null keeps delay_penalty as it
+        is. It needs kind `pruned`, data with word times, and several validations in the training.
     fastemit_lambda: scales the gradient of symbols by 1 + fastemit_lambda (FastEmit, arXiv
         2010.11148), which also favours early symbols.
     hat: factorise blank and symbols (HAT, arXiv 2003.07705): blank is a Bernoulli variable, and a
@@ -102,6 +106,7 @@ class LossConfig:
     pruned_scale_start: float = 0.1
     warm_up_steps: int = 2000
     delay_penalty: float = 0.0
+    target_delay_ms: float | None = None
     fastemit_lambda: float = 0.0
     hat: bool = False
     durations: tuple[int, ...] = ()
@@ -133,6 +138,16 @@ class LossConfig:
                 "model of loss.kind=ctc has no predictor"
             )
 
+        if self.target_delay_ms is not None:
+            if not math.isfinite(self.target_delay_ms):
+                raise ValueError(
+                    f"loss.target_delay_ms is {self.target_delay_ms}, needs a finite number or null"
+                )
+            if self.kind != "pruned":
+                raise ValueError(
+                    f"loss.target_delay_ms is {self.target_delay_ms}, which needs "
+                    f"loss.kind=pruned, got {self.kind}"
+                )
         self._check_durations()
 
     def _check_durations(self) -> None:

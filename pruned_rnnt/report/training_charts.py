@@ -67,6 +67,14 @@ _PLANS = (
         (_Measure("valid", "band_edge_mass", "symbols on the edges", 3),),
         percent=True,
     ),
+    _Plan(
+        "Emission delay of validation words, seconds",
+        (
+            _Measure("valid", "delay_p50", "median", 0),
+            _Measure("valid", "delay_p95", "95th percentile", 1),
+        ),
+    ),
+    _Plan("Delay penalty", (_Measure("valid", "delay_penalty", "penalty", 0),)),
     _Plan("Learning rate", (_Measure("train", "learning_rate", "rate", 0),)),
     _Plan(
         "Gradient norm, not clipped",

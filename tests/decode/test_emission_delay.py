@@ -49,6 +49,22 @@ def test_delay_is_from_the_end_of_a_word_to_the_end_of_its_last_frame() -> None:
     )
 
 
+def test_words_of_an_alignment_are_spelt_as_the_tokenizer_does() -> None:
+    """Silence is no word."""
+    tokenizer = train_tokenizer(["caf\u00e9 two"], TokenizerConfig(kind="char"))
+    symbols = tuple(tokenizer.encode("caf\u00e9"))
+    found = Hypothesis(
+        symbols=symbols, frames=tuple(range(len(symbols))), score=0.0, symbol_scores=()
+    )
+    spoken = [
+        AlignedWord(word="", start=0.0, duration=0.1),
+        AlignedWord(word="cafe\u0301", start=0.1, duration=0.3),
+    ]
+    (delay,) = word_delays(found, spoken, tokenizer)
+    assert (delay.word, delay.first, delay.last) == ("caf\u00e9", True, True)
+    assert delay.end == pytest.approx(0.4)
+
+
 def test_wrong_words_are_left_out() -> None:
     # "two" is missing, "one" is said twice: the second one is an insertion or a substitution.
     delays = word_delays(hypothesis("one one three", list(range(5, 19))), SPOKEN, TOKENIZER)

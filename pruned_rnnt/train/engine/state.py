@@ -126,6 +126,7 @@ class TrainingState:
         buffers = self.ranks.gather(
             {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
         )
+        tasks = self.ranks.gather(self.task.state_dict())
         if not self.ranks.is_first:
             return None
         average = self.average
@@ -142,6 +143,7 @@ class TrainingState:
                 "sampler": self.loader.state_dict(self.counters.batch),
                 "random": random_states,
                 "buffers": buffers if self.ranks.world_size > 1 else [],
+                "task": tasks,
                 "counters": self.counters.state_dict(),
                 "score": score,
             },
@@ -228,6 +230,10 @@ class TrainingState:
         # A process without a saved state keeps its own seed.
         if self.ranks.rank < len(values["random"]):
             self._random = values["random"][self.ranks.rank]
+        tasks = values.get("task", [])  # absent in checkpoints of version 0.1
+        if tasks:
+            # A process without a saved state begins with that of the first.
+            self.task.load_state_dict(tasks[min(self.ranks.rank, len(tasks) - 1)])
         buffers = values.get("buffers", [])  # absent in checkpoints of version 0.1
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)

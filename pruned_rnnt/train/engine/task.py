@@ -138,6 +138,12 @@ class Task(Protocol):
     def checkpoint_values(self) -> dict[str, Any]:
         """Values of a checkpoint, besides the states, that building the model needs."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the task's next losses depend on, besides the model; each process has its own."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
     def check_files(self, folder: Path) -> None:
         """Raise an error if the files of a run's folder, if any, do not match the task's data."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.training_durations import save_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.emission_delay import percentile
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
@@ -33,6 +34,7 @@ from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
+from pruned_rnnt.train.tasks.delay_control import DelayControl, check_word_times
 from pruned_rnnt.train.tasks.mwer import MinimumWordError
 from pruned_rnnt.train.tasks.pictures import (
     lattice_of_example,
@@ -42,6 +44,9 @@ from pruned_rnnt.train.tasks.pictures import (
 from pruned_rnnt.train.tasks.validate import ValidationReport, validate
 
 logger = logging.getLogger(__name__)
+
+# Percentiles of the emission delay that validations log.
+_DELAYS = (50, 95)
 
 
 def prepare_encoder(model: SpeechModel, config: TrainConfig) -> None:
@@ -71,6 +76,7 @@ class SpeechTask:
     """
 
     _mwer: MinimumWordError | None = None
+    _delay: DelayControl | None = None
 
     def __init__(self, config: ExperimentConfig, ranks: Ranks, device: torch.device) -> None:
         self.config = config
@@ -86,6 +92,17 @@ class SpeechTask:
             # ExperimentConfig rejects it for other models.
             assert isinstance(self.model, TransducerModel)
             self._mwer = MinimumWordError(self.model, self.data.tokenizer, config.mwer)
+        loss = config.loss
+        if loss.target_delay_ms is not None:
+            valid = config.data.valid
+            check_word_times(self.data.folder.cuts(valid, lazy=True), valid)
+            self._delay = DelayControl(
+                loss.target_delay_ms / 1000,
+                loss.delay_penalty,
+                loss.warm_up_steps,
+                self.data.tokenizer,
+                ranks,
+            )
 
     def _make_data(self, tokenizer: Tokenizer | None = None) -> DataModule:
         """The data, with the symbols of the tokenizer if there is one."""
@@ -109,6 +126,10 @@ class SpeechTask:
         return self.data.train_loader()
 
     def losses(self, batch: Batch, step: int) -> ModelLosses:
+        if self._delay is not None:
+            assert isinstance(self.model, TransducerModel)
+            assert self.model.pruned_loss is not None
+            self.model.pruned_loss.set_delay_penalty(self._delay.begin(step))
         losses: ModelLosses = self.model(
             batch.features_NTF,
             batch.feature_lengths_N,
@@ -117,6 +138,8 @@ class SpeechTask:
             step,
             batch.second_view_NTF,
         )
+        if self._delay is not None:
+            self._delay.observe(batch, losses)
         return losses if self._mwer is None else self._mwer.losses(batch, losses)
 
     def size(self, batch: Batch) -> BatchSize:
@@ -153,14 +176,25 @@ class SpeechTask:
         (too_large,) = self.ranks.sum([len(report.too_large)])
         metric = report.errors.metric(self.config.decode.metric)
         errors = report.errors.headline(metric)
+        if self._delay is not None:
+            self._delay.correct(report.delays)
         if log is not None:
             rate: dict[str, float] = {metric: errors.rate} if errors.reference_words else {}
             values = {**report.losses, **rate, **report.masses, "skipped_batches": too_large}
+            values |= {
+                f"delay_p{p}": percentile(report.delays, p) for p in _DELAYS if report.delays
+            }
+            if self._delay is not None:
+                values["delay_penalty"] = self._delay.penalty
             log.scalars("valid", step, values)
             loss = report.losses.get("total", math.nan)
             about = f"step {step} validation: loss {loss:.4f} {metric.upper()}"
             left_out = f", without {too_large:.0f} batches that did not fit" if too_large else ""
             log_info(logger, f"{about} {errors.rate:.2%}{left_out}", f"{about} {errors}{left_out}")
+            if self._delay is not None and report.delays:
+                delay = f"{1000 * percentile(report.delays, 95):.0f} ms"
+                message = f"p95 of the delay {delay}, delay penalty {self._delay.penalty:.4f}"
+                log_info(logger, message, f"step {step} validation: {message}")
             self._show(report, step, log)
         return errors.rate if errors.reference_words else None
 
@@ -215,6 +249,13 @@ class SpeechTask:
 
     def checkpoint_values(self) -> dict[str, Any]:
         return {"vocab_size": self.model.vocab_size}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._delay is None else {"delay": self._delay.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._delay is not None and "delay" in state:
+            self._delay.load_state_dict(state["delay"])
 
     def check_files(self, folder: Path) -> None:
         check_tokens(self.data.tokenizer, folder, self.config.data.path)

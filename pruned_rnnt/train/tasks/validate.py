@@ -13,6 +13,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import Decoded, Search, build_search, search_batch, to_texts
+from pruned_rnnt.decode.emission_delay import word_delays
 from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
 from pruned_rnnt.model.model_config import LossConfig
@@ -32,6 +33,7 @@ class ValidationReport:
     losses: by part, over the whole set, per encoder frame and (as `NAME_per_symbol`) per symbol.
     masses: of the band, means over utterances; empty with the full loss.
     errors: of greedy search, in words and in characters.
+    delays: in seconds, of the correct words whose times are known.
 
     Of this process:
 
@@ -47,6 +49,7 @@ class ValidationReport:
     losses: dict[str, float]
     masses: dict[str, float]
     errors: SetErrors
+    delays: tuple[float, ...]
     samples: tuple[Decoded, ...]
     example_batch: Batch | None
     example_losses: ModelLosses | None
@@ -64,6 +67,7 @@ class _Sums:
     frames: int = 0
     symbols: int = 0
     errors: SetErrors = field(default_factory=SetErrors)
+    delays: list[float] = field(default_factory=list)
 
     def add_losses(
         self, losses: ModelLosses, masses: Mapping[str, Tensor], batch: Batch, counts_N: Tensor
@@ -85,6 +89,7 @@ class _Sums:
         self.frames += other.frames
         self.symbols += other.symbols
         self.errors += other.errors
+        self.delays += other.delays
 
 
 class _Validation:
@@ -126,6 +131,12 @@ class _Validation:
             found = to_texts(searched, hypotheses, self.tokenizer)
         unique = [decoded for decoded in found if not decoded.repeated]
         sums.errors = SetErrors.of([utterance.transcript for utterance in unique])
+        sums.delays = [
+            delay.seconds
+            for decoded in unique
+            for best in decoded.hypotheses[:1]
+            for delay in word_delays(best, decoded.spoken, self.tokenizer)
+        ]
         self.sums.add(sums)
         self.samples += unique[: _SAMPLES - len(self.samples)]
         self.without_loss += [name for name in batch.ids if name not in finite]
@@ -212,6 +223,7 @@ def validate(
         },
         masses={name: mass / utterances for name, mass in total.masses.items()},
         errors=total.errors,
+        delays=tuple(total.delays),
         samples=tuple(validation.samples),
         example_batch=validation.example[0] if validation.example else None,
         example_losses=validation.example[1] if validation.example else None,
