@@ -41,6 +41,7 @@ class FinalText:
 
     words: with times in the stream and confidences.
     start, end: seconds of the stream; `end` is where the endpoint was found.
+    language: code of the tag that the model emitted last; "" for none.
     """
 
     text: str
@@ -48,6 +49,7 @@ class FinalText:
     start: float
     end: float
     reason: Reason
+    language: str = ""
 
     def __str__(self) -> str:
         return self.text
@@ -97,6 +99,7 @@ class Stream:
         self._finals: list[FinalText] = []
         self._first_frame = 0  # since the last endpoint
         self._has_ended = False
+        self._language = ""
 
     def accept_waveform(self, samples: npt.ArrayLike, sampling_rate: int = SAMPLING_RATE) -> None:
         """Append audio, which the next steps decode.
@@ -151,8 +154,7 @@ class Stream:
         """The text since the last endpoint."""
         symbols = [arc.symbol for arc in self._path.best]
         stable, text = self._model.tokenizer.decode_all([symbols[: self._path.stable], symbols])
-        # The bytes of an incomplete character.
-        stable = stable.rstrip("\ufffd")
+        stable = self._model.tokenizer.lasting(stable)
         return PartialText(stable, text[len(stable) :])
 
     def take_finals(self) -> list[FinalText]:
@@ -213,8 +215,18 @@ class Stream:
         )
         start, end = self._seconds(self._first_frame), self._seconds(self._path.frame)
         words = timed_words(tokenizer, tokens, end, self._model.calibration, start) if arcs else ()
-        text = tokenizer.decode([arc.symbol for arc in arcs])
-        self._finals.append(FinalText(text=text, words=words, start=start, end=end, reason=reason))
+        symbols = [arc.symbol for arc in arcs]
+        self._language = tokenizer.language_of(symbols) or self._language
+        self._finals.append(
+            FinalText(
+                text=tokenizer.decode(symbols),
+                words=words,
+                start=start,
+                end=end,
+                reason=reason,
+                language=self._language,
+            )
+        )
         self._first_frame = self._path.frame
 
     def _seconds(self, frame: int) -> float:

@@ -156,6 +156,41 @@ def test_stable_text_is_the_beginning_of_the_final_text(
     assert (tentative > 0) == (decode.method == "modified_beam")
 
 
+def test_stable_text_leaves_out_a_character_that_may_become_another(tokenizer: Tokenizer) -> None:
+    """Marks may be symbols of their own, and the normal form joins them with the letter before."""
+    marks = train_tokenizer(["xyz x\u0301y\u0308z"], TokenizerConfig(kind="char"))
+    assert marks.lasting("xy") == "x"
+    assert marks.lasting("xz\u0301\u0308") == "x"
+    assert (marks.lasting(""), marks.lasting("\u0301")) == ("", "")
+    assert tokenizer.lasting("xy\ufffd") == "xy"
+    letters = train_tokenizer(["eae a\u0304e"], TokenizerConfig(kind="char"))
+    assert letters.lasting("ea") == "ea"  # one character in normal form
+    recogniser = recogniser_of(marks)
+    for number in range(4):
+        stream = recogniser.stream(endpoints=NEVER)
+        shown, samples = "", np.concatenate((voice(number), voice(number + 4)))
+        for begin in range(0, len(samples), 1600):
+            stream.accept_waveform(samples[begin : begin + 1600])
+            while recogniser.step([stream]):
+                assert stream.partial.stable.startswith(shown)
+                shown = stream.partial.stable
+        ((final,),) = finished([stream])
+        assert final.text.startswith(shown)
+        assert set(final.text) & set("\u00fd\u00ff\u017a")  # a letter and a mark
+
+
+def test_final_texts_have_the_language(tokenizer: Tokenizer) -> None:
+    tagged = train_tokenizer(["one two"], TokenizerConfig(kind="char", languages=("en", "de")))
+    recogniser = recogniser_of(tagged)
+    stream = recogniser.stream(endpoints=EndpointConfig(pause=0, silence=0, longest=0.5))
+    stream.accept_waveform(voice(3))
+    (finals,) = finished([stream])
+    assert {final.language for final in finals} & {"en", "de"}
+    assert not any("<|" in final.text for final in finals)
+    plain = recogniser_of(tokenizer).stream()
+    assert [final.language for final in finished([plain])[0]] == [""]
+
+
 def test_words_have_times_of_the_stream(tokenizer: Tokenizer) -> None:
     recogniser = recogniser_of(tokenizer)
     plain, later = recogniser.stream(endpoints=OFTEN), recogniser.stream(endpoints=OFTEN)

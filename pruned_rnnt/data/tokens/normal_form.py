@@ -40,6 +40,13 @@ def normal_form(text: str) -> str:
     return " ".join(text.split())
 
 
+def joins_the_character_before(character: str) -> bool:
+    """True for what the normal form may write as one character with the one before: marks, and
+    Korean vowels and final consonants; False for ""."""
+    is_mark = bool(character) and unicodedata.category(character)[0] == "M"
+    return is_mark or "\u1161" <= character <= "\u11c2"
+
+
 def is_word_character(character: str) -> bool:
     """True for letters, marks, digits and joiners, of which words consist; False for ""."""
     return bool(character) and (character in JOINERS or unicodedata.category(character)[0] in "LMN")

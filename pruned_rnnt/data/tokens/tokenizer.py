@@ -14,7 +14,11 @@ from pathlib import Path
 
 import sentencepiece
 
-from pruned_rnnt.data.tokens.normal_form import JOINERS, normal_form
+from pruned_rnnt.data.tokens.normal_form import (
+    JOINERS,
+    joins_the_character_before,
+    normal_form,
+)
 
 BLANK_SYMBOL = "<blk>"
 SOS_EOS_SYMBOL = "<sos/eos>"
@@ -180,6 +184,23 @@ class Tokenizer:
         # Symbols that are neighbours for the first time may be one character in normal form.
         spelling = _single_spaces if self.has_own_rules else normal_form
         return [spelling(text) for text in texts]
+
+    def lasting(self, text: str) -> str:
+        """The beginning of a decoded text that stays, whatever symbols follow."""
+        text = text.rstrip("\ufffd")  # bytes of an incomplete character
+        if not self._joins_characters:
+            return text
+        end = len(text)
+        while end and joins_the_character_before(text[end - 1]):
+            end -= 1
+        return text[: max(end - 1, 0)]
+
+    @cached_property
+    def _joins_characters(self) -> bool:
+        """Whether a symbol may become one character with the end of the symbol before."""
+        if self.has_own_rules:
+            return False
+        return self.has_bytes or any(joins_the_character_before(name[:1]) for name in self.symbols)
 
 
 def _single_spaces(text: str) -> str:
