@@ -36,9 +36,9 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.usage_errors import UsageError
 
 _PERCENT = 95.0
-# Of the error in seconds. A small Conformer's delay falls by about 25 s for each unit of the penalty,
-# and follows it in 65 steps; with a sum that grows seven times as fast, it swings by 400 ms. These
-# gains need about 150 steps, and stay stable with three times the slope or the time.
+# Of the error in seconds. A small Conformer's delay falls by about 25 s for each unit of the
+# penalty, and follows it in 65 steps; with a sum that grows seven times as fast, it swings by
+# 400 ms. These gains need about 150 steps, and stay stable with twice the slope or the time.
 _GAIN, _SUM_GAIN = 1.8e-2, 2.8e-4
 # The error in seconds beyond which the penalty moves no faster.
 _MOST_ERROR = 0.2
