@@ -10,13 +10,16 @@ from pruned_rnnt.usage_errors import ExportError
 
 # A causal model emits the last symbols up to this long after they were spoken.
 _DELAY_SECONDS = 0.3
+# Frames of 40 ms: a minute of audio, and ten minutes of context, which every stream keeps.
+_MOST_CHUNK, _MOST_LEFT = 1500, 15_000
 
 
 def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
     """Encoder frames (40 ms) of a chunk and of its left context; 0 for those of training.
 
     Raises:
-        ExportError: the model is not causal, or its stacks do not support such sizes.
+        ExportError: the model is not causal, its stacks do not support such sizes, or they are
+            above a minute or ten minutes.
     """
     config = model.encoder.config
     if not config.causal:
@@ -25,6 +28,11 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
         )
     trained_chunk, trained_left = config.stream_sizes
     chunk, left = chunk or trained_chunk, left or trained_left
+    for name, size, most in (("--chunk", chunk, _MOST_CHUNK), ("--left", left, _MOST_LEFT)):
+        if not isinstance(size, int) or size > most:
+            raise ExportError(
+                f"{name} is {size!r}, needs a whole number of frames (40 ms) up to {most}"
+            )
     if isinstance(config, ZipformerConfig):
         step = config.common_rate // OUTPUT_RATE
         for name, size in (("--chunk", chunk), ("--left", left)):

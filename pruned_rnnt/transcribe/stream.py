@@ -101,14 +101,14 @@ class Stream:
         self._has_ended = False
         self._language = ""
 
-    def accept_waveform(self, samples: npt.ArrayLike, sampling_rate: int = SAMPLING_RATE) -> None:
+    def accept_waveform(self, samples: npt.ArrayLike, sampling_rate: float = SAMPLING_RATE) -> None:
         """Append audio, which the next steps decode.
 
         Args:
             samples: (S,), or (S, C) with channels, which are averaged; floating-point in [-1, 1],
                 or signed integers of 16 or 32 bits. NaN and infinite samples become 0 and others
                 are clipped, which is logged once (counts: `audio.replaced`, `audio.clipped`).
-            sampling_rate: in Hz; it may change.
+            sampling_rate: in Hz, a whole number; it may change.
 
         Raises:
             ValueError: the stream has ended; or samples of another shape, type or scale, which are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,12 +89,15 @@ def test_types_of_samples() -> None:
         (np.zeros(5, dtype=np.uint8), 16000, "type uint8"),
         (["a"], 16000, "type"),
         (sound(0.1) * 32768, 16000, "need \\[-1, 1\\]: divide"),
-        (np.zeros(5), 0, "sampling_rate is 0, needs 1000 to"),
+        ([[1.0], [1.0, 2.0]], 16000, "samples are no array of numbers"),
+        (torch.zeros(5, requires_grad=True), 16000, "no array of numbers on the CPU: .*detach"),
+        (np.zeros(5), 0, "sampling_rate is 0, needs a whole number of Hz from 1000 to"),
+        (np.zeros(5), 44100.5, "sampling_rate is 44100.5, needs"),
+        (np.zeros(5), float("nan"), "sampling_rate is nan, needs"),
+        (np.zeros(5), "16000", "sampling_rate is '16000', needs"),
     ],
 )
-def test_wrong_samples_raise_and_change_nothing(
-    samples: np.ndarray, rate: int, message: str
-) -> None:
+def test_wrong_samples_raise_and_change_nothing(samples: Any, rate: Any, message: str) -> None:
     audio = LiveAudio()
     audio.accept(sound(0.5), 16000)
     before = audio.window(100).copy()
@@ -119,6 +123,21 @@ def test_bad_samples_are_replaced_and_logged_once(caplog: pytest.LogCaptureFixtu
     assert np.isfinite(window).all()
     assert window[[4000, 5000, 6000]].tolist() == [0, 0, 0]
     assert window[[4500, 4501]].tolist() == [1, -1]
+
+
+def test_rate_of_another_type() -> None:
+    one, other = LiveAudio(), LiveAudio()
+    for audio, rate in ((one, 44100), (other, np.float64(44100.0))):
+        audio.accept(sound(0.5), rate)
+        audio.finish()
+    np.testing.assert_array_equal(one.window(100), other.window(100))
+
+
+def test_end_of_a_stream_without_sound() -> None:
+    audio = LiveAudio()
+    audio.accept(np.zeros(8000), 16000)
+    audio.finish()
+    assert (audio.frames, audio.begin) == (0, 0.5)
 
 
 def test_silence_at_the_beginning_is_dropped() -> None:

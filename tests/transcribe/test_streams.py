@@ -306,6 +306,13 @@ def test_bad_samples_do_not_spoil_the_rest_of_a_stream(tokenizer: Tokenizer) -> 
 def test_errors_name_what_a_stream_needs(tokenizer: Tokenizer) -> None:
     with pytest.raises(ExportError, match="not causal"):
         recogniser_of(tokenizer, tiny_conformer()).stream()
+    for sizes, name in (
+        ({"chunk": 10**9}, "chunk"),
+        ({"left": 1e9}, "left"),
+        ({"chunk": 8.0}, "ch"),
+    ):
+        with pytest.raises(ExportError, match=f"--{name}.* needs a whole number of frames"):
+            recogniser_of(tokenizer).stream(**sizes)  # type: ignore[arg-type]
     search = recogniser_of(tokenizer, decode=DecodeConfig(method="ctc_prefix_beam"), ctc_scale=0.2)
     with pytest.raises(ValueError, match=r"decode\.method is ctc_prefix_beam, which needs whole"):
         search.stream()

@@ -6,6 +6,7 @@ Axes: S samples, C channels.
 from __future__ import annotations
 
 import logging
+import numbers
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +52,7 @@ class LiveAudio:
         self._has_sound = self._has_mirror = self._ended = False
         self._silent = 0  # samples of digital silence before the first sound
 
-    def accept(self, samples: npt.ArrayLike, sampling_rate: int) -> None:
+    def accept(self, samples: npt.ArrayLike, sampling_rate: float) -> None:
         """Append samples.
 
         NaN and infinite samples become 0, and others are clipped to [-1, 1]; each is logged once.
@@ -59,20 +60,17 @@ class LiveAudio:
         Args:
             samples: (S,), or (S, C), whose channels are averaged; floating-point in [-1, 1], or
                 signed integers of 16 or 32 bits; S may be 0.
-            sampling_rate: in Hz; it may change from call to call.
+            sampling_rate: in Hz, a whole number; it may change from call to call.
 
         Raises:
             ValueError: another shape, type or rate; or floating-point samples that are mostly
                 outside [-1, 1]. The stream stays as it was.
         """
-        if not _RATES[0] <= sampling_rate <= _RATES[1]:
-            raise ValueError(
-                f"sampling_rate is {sampling_rate}, needs {_RATES[0]} to {_RATES[1]} Hz"
-            )
+        rate = _whole_rate(sampling_rate)
         samples_SC = self._clean(_as_floats(samples))
-        if sampling_rate != self._resampler.rates[0]:
+        if rate != self._resampler.rates[0]:
             self._append(self._resampler.finish())
-            self._resampler = ResampledStream(sampling_rate, SAMPLING_RATE)
+            self._resampler = ResampledStream(rate, SAMPLING_RATE)
         if len(samples_SC):
             mono_S: FloatArray = samples_SC.mean(axis=1)
             self._append(self._resampler.accept(mono_S))
@@ -95,6 +93,8 @@ class LiveAudio:
         """End the stream."""
         self._append(self._resampler.finish())
         self._ended = True
+        if not self._has_sound:
+            self.begin = self._silent / SAMPLING_RATE
         if self._has_sound and not self._has_mirror:
             self._mirror(np.pad(self._joined(), (0, max(0, MIN_SAMPLES - self._size))))
 
@@ -172,9 +172,22 @@ class LiveAudio:
         return cleaned_SC
 
 
+def _whole_rate(sampling_rate: float) -> int:
+    is_number = isinstance(sampling_rate, numbers.Real)
+    if is_number and _RATES[0] <= sampling_rate <= _RATES[1] and sampling_rate % 1 == 0:
+        return int(sampling_rate)
+    raise ValueError(
+        f"sampling_rate is {sampling_rate!r}, needs a whole number of Hz from {_RATES[0]} to "
+        f"{_RATES[1]}"
+    )
+
+
 def _as_floats(samples: npt.ArrayLike) -> FloatArray:
     """(S, C) float32 samples."""
-    given = np.asarray(samples)
+    try:
+        given = np.asarray(samples)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"samples are no array of numbers on the CPU: {error}") from error
     if given.ndim == 1:
         given = given[:, None]
     if given.ndim != 2 or not 1 <= given.shape[1] <= _MOST_CHANNELS:
