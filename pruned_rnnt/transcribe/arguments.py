@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pruned_rnnt.transcribe.endpoints import EndpointConfig
+
 
 def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the audio and the options."""
@@ -99,15 +101,13 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint-pause",
         type=float,
-        default=1.2,
         metavar="SECONDS",
-        help="live: pause after which a line ends; 0: never (default: %(default)s)",
+        help=f"live: pause after which a line ends; 0: never (default: {EndpointConfig.pause})",
     )
     parser.add_argument(
         "--endpoint-longest",
         type=float,
-        default=20.0,
         metavar="SECONDS",
         help="live: a line ends after a word when its audio is so long; 0: never (default: "
-        "%(default)s)",
+        f"{EndpointConfig.longest})",
     )

@@ -33,13 +33,23 @@ def start_live(recogniser: AudioRecogniser, options: argparse.Namespace) -> Stre
     """A stream for live audio.
 
     Raises:
-        UsageError: an option is out of range, or the model cannot stream.
+        UsageError: the model cannot stream.
     """
+    endpoints = _endpoints(options)
+    return recogniser.stream(chunk=options.chunk, left=options.left, endpoints=endpoints)
+
+
+def _endpoints(options: argparse.Namespace) -> EndpointConfig:
     try:
-        endpoints = EndpointConfig(pause=options.endpoint_pause, longest=options.endpoint_longest)
+        return EndpointConfig(**_endpoint_rules(options))
     except ValueError as error:
         raise UsageError(f"--endpoint-pause and --endpoint-longest: {error}") from error
-    return recogniser.stream(chunk=options.chunk, left=options.left, endpoints=endpoints)
+
+
+def _endpoint_rules(options: argparse.Namespace) -> dict[str, float]:
+    """The rules that the user has chosen."""
+    chosen = {"pause": options.endpoint_pause, "longest": options.endpoint_longest}
+    return {name: seconds for name, seconds in chosen.items() if seconds is not None}
 
 
 def print_live(stream: Stream, source: RawSource) -> None:
@@ -181,6 +191,11 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         )
     if not live and (options.chunk or options.left):
         raise UsageError("--chunk and --left need live audio: - or --microphone")
+    if not live and _endpoint_rules(options):
+        raise UsageError(
+            "--endpoint-pause and --endpoint-longest need live audio: - or --microphone"
+        )
+    _endpoints(options)
     segment_config(options)
     if options.times and options.format != "text":
         raise UsageError("--times needs --format text: the other formats always have times")

@@ -196,6 +196,8 @@ def test_memory_does_not_grow_with_the_file(
         (["-", "--times"], "--format, --output and --times need audio files"),
         (["--microphone", "--format", "srt"], "need audio files"),
         (["a.wav", "--chunk", "4"], "--chunk and --left need live audio"),
+        (["a.wav", "--endpoint-pause", "1"], "--endpoint-longest need live audio"),
+        (["-", "--endpoint-pause", "nan"], "endpoints.pause is nan, needs at least 0"),
         (["a.wav", "--window", "0"], "--window is 0; it must be 0.5 to 3600 seconds"),
         (["a.wav", "--pause", "9"], "--pause is 9; it must be 0.1 to 1 seconds"),
         (["a.wav", "--format", "srt", "--times"], "--times needs --format text"),
