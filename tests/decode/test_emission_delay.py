@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pruned_rnnt.cli import main
 from pruned_rnnt.data.input.batch import AlignedWord
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.emission_delay import (
@@ -18,6 +19,7 @@ from pruned_rnnt.decode.emission_delay import (
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.model.encoder_kinds import build_encoder, stream_encoder
 from pruned_rnnt.run.whole_files import write_lines
+from tests.tiny_corpus import make_corpus, trained_run
 from tests.tiny_models import tiny_conformer, tiny_zipformer
 
 TOKENIZER = train_tokenizer(["one two three"], TokenizerConfig(kind="char"))
@@ -105,3 +107,25 @@ def test_lines_and_file(tmp_path: Path) -> None:
         file.write('{"id": "b"}\n')
     with pytest.raises(ValueError, match=r"line 11 is damaged"):
         read_delays(path)
+
+
+def test_decode_writes_the_delays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    run = trained_run(corpus, tmp_path / "run", "train.steps=1")
+
+    def one_word(found: Hypothesis, spoken: object, tokenizer: object) -> list[WordDelay]:
+        return [WordDelay("one", 9, 0.3, True, False)]
+
+    monkeypatch.setattr("pruned_rnnt.commands.decoding.word_delays", one_word)
+    assert main(["decode", str(run)]) == 0
+    assert "correct words p50 100, p90 100, p95 100, p99 100 ms; " in capsys.readouterr().out
+    (path,) = (run / "results").glob("delays-test-greedy-*.jsonl")
+    found = read_delays(path)
+    assert len({name for name, _ in found}) == len(found) > 1
+    assert {delay for _, delay in found} == {WordDelay("one", 9, 0.3, True, False)}
+    monkeypatch.setattr("pruned_rnnt.commands.decoding.word_delays", lambda *_: [])
+    assert main(["decode", str(run)]) == 0
+    assert not path.exists()
+    assert "emission delay" not in capsys.readouterr().out
