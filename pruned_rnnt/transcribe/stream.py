@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy.typing as npt
+from typing import Any, NamedTuple
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.live_audio import LiveAudio
@@ -101,13 +99,14 @@ class Stream:
         self._has_ended = False
         self._language = ""
 
-    def accept_waveform(self, samples: npt.ArrayLike, sampling_rate: float = SAMPLING_RATE) -> None:
+    def accept_waveform(self, samples: Any, sampling_rate: float = SAMPLING_RATE) -> None:
         """Append audio, which the next steps decode.
 
         Args:
-            samples: (S,), or (S, C) with channels, which are averaged; floating-point in [-1, 1],
-                or signed integers of 16 or 32 bits. NaN and infinite samples become 0 and others
-                are clipped, which is logged once (counts: `audio.replaced`, `audio.clipped`).
+            samples: an array or tensor (S,), or (S, C) with channels, which are averaged; floats in
+                [-1, 1], or int8, int16, int32 or uint8. NaN and infinite samples become 0, values
+                beyond 1 are clipped, and both are logged once (counts: `audio.replaced`,
+                `audio.clipped`).
             sampling_rate: in Hz, a whole number; it may change.
 
         Raises:

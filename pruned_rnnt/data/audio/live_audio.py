@@ -6,13 +6,13 @@ Axes: S samples, C channels.
 from __future__ import annotations
 
 import logging
-import numbers
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from pruned_rnnt.data.audio.audio_stream import ResampledStream
 from pruned_rnnt.data.audio.features import MIN_SAMPLES, SAMPLING_RATE
+from pruned_rnnt.data.audio.samples import LARGEST, sample_array, scaled, too_large, whole_rate
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 logger = logging.getLogger(__name__)
@@ -22,11 +22,8 @@ _SHIFT = SAMPLING_RATE // 100
 _WINDOW_END = _SHIFT // 2 + SAMPLING_RATE // 80
 # Digital silence kept before the first sound: 0.2 s.
 _SILENCE = SAMPLING_RATE // 5
-_RATES = (1000, 768_000)
 _MOST_CHANNELS = 32
 _LONGEST_GAP = 60.0
-# Floating-point samples of this size are integers that were not divided by 2**15.
-_LARGEST = 16.0
 
 
 class LiveAudio:
@@ -52,22 +49,22 @@ class LiveAudio:
         self._has_sound = self._has_mirror = self._ended = False
         self._silent = 0  # samples of digital silence before the first sound
 
-    def accept(self, samples: npt.ArrayLike, sampling_rate: float) -> None:
+    def accept(self, samples: Any, sampling_rate: float) -> None:
         """Append samples.
 
         NaN and infinite samples become 0, and others are clipped to [-1, 1]; each is logged once.
 
         Args:
-            samples: (S,), or (S, C), whose channels are averaged; floating-point in [-1, 1], or
-                signed integers of 16 or 32 bits; S may be 0.
+            samples: an array or tensor (S,), or (S, C), whose channels are averaged; types as for
+                `samples_at_16_khz`; S may be 0.
             sampling_rate: in Hz, a whole number; it may change from call to call.
 
         Raises:
             ValueError: another shape, type or rate; or floating-point samples that are mostly
                 outside [-1, 1]. The stream stays as it was.
         """
-        rate = _whole_rate(sampling_rate)
-        samples_SC = self._clean(_as_floats(samples))
+        rate = whole_rate(sampling_rate)
+        samples_SC = self._clean(_channels(samples))
         if rate != self._resampler.rates[0]:
             self._append(self._resampler.finish())
             self._resampler = ResampledStream(rate, SAMPLING_RATE)
@@ -158,11 +155,8 @@ class LiveAudio:
             return samples_SC
         finite = np.isfinite(samples_SC)
         beyond = finite & (magnitudes > 1)
-        if beyond.mean() > 0.5 and magnitudes[beyond].max() > _LARGEST:
-            raise ValueError(
-                f"samples have values up to {magnitudes[beyond].max():g}, need [-1, 1]: divide "
-                "integers of 16 bits by 32768, or pass them as integers"
-            )
+        if beyond.mean() > 0.5 and magnitudes[beyond].max() > LARGEST:
+            raise too_large(float(magnitudes[beyond].max()))
         for count, before, what in (
             (int((~finite).sum()), self.replaced, "NaN or infinite samples, which become silence"),
             (int(beyond.sum()), self.clipped, "samples outside [-1, 1], which are clipped"),
@@ -175,36 +169,14 @@ class LiveAudio:
         return cleaned_SC
 
 
-def _whole_rate(sampling_rate: float) -> int:
-    is_number = isinstance(sampling_rate, numbers.Real)
-    if is_number and _RATES[0] <= sampling_rate <= _RATES[1] and sampling_rate % 1 == 0:
-        return int(sampling_rate)
-    raise ValueError(
-        f"sampling_rate is {sampling_rate!r}, needs a whole number of Hz from {_RATES[0]} to "
-        f"{_RATES[1]}"
-    )
-
-
-def _as_floats(samples: npt.ArrayLike) -> FloatArray:
+def _channels(samples: Any) -> FloatArray:
     """(S, C) float32 samples."""
-    try:
-        given = np.asarray(samples)
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"samples are no array of numbers on the CPU: {error}") from error
+    given = sample_array(samples)
     if given.ndim == 1:
         given = given[:, None]
     if given.ndim != 2 or not 1 <= given.shape[1] <= _MOST_CHANNELS:
         raise ValueError(
-            f"samples have the shape {np.shape(samples)}, need (S,), or (S, C) with at most "
+            f"audio has the shape {given.shape}, needs (S,), or (S, C) with at most "
             f"{_MOST_CHANNELS} channels"
         )
-    if given.dtype in (np.int16, np.int32):
-        return (given / -float(np.iinfo(given.dtype).min)).astype(np.float32)
-    if not np.issubdtype(given.dtype, np.floating):
-        if not given.size:
-            return np.zeros(given.shape, dtype=np.float32)
-        raise ValueError(
-            f"samples have the type {given.dtype}, need floating-point numbers, int16 or int32"
-        )
-    with np.errstate(over="ignore"):  # becomes infinite, and then 0
-        return given.astype(np.float32)
+    return scaled(given)

@@ -5,10 +5,11 @@ Axes: S samples.
 
 from __future__ import annotations
 
-import operator
+import numbers
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_file import rate_problem
@@ -19,10 +20,10 @@ from pruned_rnnt.data.audio.waveform import FloatArray, resample
 _INTEGERS = {"int8": (0, 2**7), "uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
 _FLOATS = ("float16", "float32", "float64")
 # Filters and codecs exceed 1 by little; no audio is 24 dB above full scale.
-_LARGEST = 16.0
+LARGEST = 16.0
 
 
-def samples_at_16_khz(audio: Any, sampling_rate: int) -> FloatArray:
+def samples_at_16_khz(audio: Any, sampling_rate: float) -> FloatArray:
     """Samples (S,) float32 at 16 kHz in [-1, 1].
 
     Args:
@@ -33,34 +34,61 @@ def samples_at_16_khz(audio: Any, sampling_rate: int) -> FloatArray:
     Raises:
         ValueError: another shape, type, range or rate, no samples, or NaN or infinite ones.
     """
-    given_S = audio.detach().cpu().numpy() if isinstance(audio, Tensor) else np.asarray(audio)
+    given_S = sample_array(audio)
     if given_S.ndim != 1 or not given_S.size:
         raise ValueError(
             f"audio has the shape {given_S.shape}, needs (S,) samples of one channel: average "
             "the channels, or pass a list for several recordings"
         )
-    kind = given_S.dtype.name
+    samples_S = scaled(given_S)
+    rate = whole_rate(sampling_rate)
+    if not np.isfinite(samples_S).all():
+        raise ValueError("audio has NaN or infinite samples")
+    largest = float(np.abs(samples_S).max())
+    if largest > LARGEST:
+        raise too_large(largest)
+    return resample(samples_S, rate, SAMPLING_RATE)
+
+
+def sample_array(audio: Any) -> npt.NDArray[Any]:
+    """Samples as they are given; raises ValueError for what is no array."""
+    try:
+        return audio.detach().cpu().numpy() if isinstance(audio, Tensor) else np.asarray(audio)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"audio is no array of samples: {error}") from error
+
+
+def scaled(given: npt.NDArray[Any]) -> FloatArray:
+    """Samples as float32: integers divided by their range, floats as they are.
+
+    Raises:
+        ValueError: another type.
+    """
+    kind = given.dtype.name
     if kind not in _FLOATS and kind not in _INTEGERS:
         raise ValueError(
             f"audio has samples of {kind}, needs floats in [-1, 1], or {', '.join(_INTEGERS)}"
         )
-    try:
-        rate = operator.index(sampling_rate)
-    except TypeError:
-        raise ValueError(
-            f"sampling_rate is {sampling_rate!r}, needs a whole number of Hz"
-        ) from None
-    if problem := rate_problem(rate):
-        raise ValueError(problem)
-    samples_S: FloatArray = given_S.astype(np.float32)
+    with np.errstate(over="ignore"):  # becomes infinite
+        samples = given.astype(np.float32)
     if kind in _INTEGERS:
         zero, largest = _INTEGERS[kind]
-        samples_S = (samples_S - np.float32(zero)) / np.float32(largest)
-    elif not np.isfinite(samples_S).all():
-        raise ValueError("audio has NaN or infinite samples")
-    elif np.abs(samples_S).max() > _LARGEST:
-        raise ValueError(
-            f"audio has samples up to {np.abs(samples_S).max():g}, needs floats in [-1, 1]: divide "
-            "by the range of the integers that they were"
-        )
-    return resample(samples_S, rate, SAMPLING_RATE)
+        samples = (samples - np.float32(zero)) / np.float32(largest)
+    return samples
+
+
+def too_large(largest: float) -> ValueError:
+    return ValueError(
+        f"audio has samples up to {largest:g}, needs floats in [-1, 1]: divide by the range of the "
+        "integers that they were"
+    )
+
+
+def whole_rate(sampling_rate: float) -> int:
+    """A sampling rate in Hz; raises ValueError for one that is no whole number or out of bounds."""
+    if not isinstance(sampling_rate, numbers.Real) or sampling_rate % 1 != 0:  # or NaN
+        raise ValueError(f"sampling_rate is {sampling_rate!r}, needs a whole number of Hz")
+    rate = int(sampling_rate)
+    if problem := rate_problem(rate):
+        raise ValueError(problem)
+    return rate
