@@ -115,12 +115,12 @@ def test_short_files_of_integers_stay_integers(
     samples[:2] = [-1.0], [1.0]
     soundfile.write(tmp_path / name, samples, rate, subtype=subtype)
     expected = read_audio(tmp_path / name)
-    stored = np.concatenate(list(short_or_blocks(tmp_path / name, most=4000)))
+    stored = np.concatenate(list(short_or_blocks(tmp_path / name, 4000, pytest.fail)))
     are_integers = (rate, channels, subtype) == (16000, 1, "PCM_16")
     assert stored.dtype == (np.int16 if are_integers else np.float32)
     as_floats = stored * np.float32(2**-15) if are_integers else stored
     assert np.array_equal(as_floats, expected)
-    longer = np.concatenate(list(short_or_blocks(tmp_path / name, most=3999)))
+    longer = np.concatenate(list(short_or_blocks(tmp_path / name, 3999, pytest.fail)))
     assert longer.dtype == np.float32
     cpu = torch.device("cpu")
     features, lengths = batch_features([stored, sound(9000)], cpu)

@@ -19,6 +19,7 @@ from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.memory import out_of_memory_in
+from pruned_rnnt.train.optim.untraced import AdamW
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 from tests.tiny_corpus import tiny_experiment, tiny_overrides
 from tests.train.failures import FailInBackward, check_training_stops, run_out_of_memory
@@ -126,7 +127,7 @@ def test_out_of_memory_in_the_update_stops_training(
     def fail(*arguments: Any, **options: Any) -> None:
         run_out_of_memory("cpu")
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", fail)
+    monkeypatch.setattr(AdamW, "step", fail)
     message = "memory ran out in the optimiser's update"
     check_training_stops(corpus, tmp_path / "run", message)
 
