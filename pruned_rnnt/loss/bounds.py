@@ -97,6 +97,7 @@ def check_bounds(
     checks.check_integers("bounds.start", start)
     if start.dim() != 2:
         raise ValueError(f"bounds.start has shape {tuple(start.shape)}; it must be (N, T)")
+    checks.check_last_axis("bounds.start", start)
     batch = utterances.targets.shape[0]
     frames = start.shape[1] if frames is None else frames
     checks.check_shape("bounds.start", start, (batch, frames), "(N, T)")
@@ -167,6 +168,8 @@ def prune(am: Tensor, lm: Tensor, bounds: Bounds) -> PrunedInputs:
     checks.check_same("bounds.start", bounds.start, "am", am)
     if lm.shape[0] != am.shape[0]:
         raise ValueError(f"lm has {lm.shape[0]} utterances but am {am.shape[0]}")
+    if lm.shape[1] == 0:
+        raise ValueError(f"lm has shape {tuple(lm.shape)}; it must have a row for u = 0")
     s_range = checks.check_s_range(bounds.s_range, MODIFIED)
     start = as_int32(bounds.start)
     am_NTSD = am[:, :, None, :].expand(-1, -1, s_range, -1)

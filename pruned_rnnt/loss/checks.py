@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNA, RNNT_TYPES, accumulator
 from pruned_rnnt.ops.common.utterances import HostLengths, Utterances, as_int32, lengths_on
@@ -36,6 +38,22 @@ def check_tensor(name: str, x: object) -> None:
         if x.is_nested:
             kind, dense = "nested", "to_padded_tensor(0)"
         raise ValueError(f"{name} is {kind}; it must be a dense tensor; {name}.{dense} is one")
+    if not torch.compiler.is_compiling() and is_functorch_wrapped_tensor(x):
+        raise RuntimeError(
+            f"{name} is inside a transform of torch.func (vmap, grad, jvp, ...), which cannot see "
+            "into the loss; use its batch axis and torch.autograd.grad"
+        )
+
+
+def has_values(x: Tensor) -> bool:
+    """False for meta and FakeTensors, which have shapes alone."""
+    return not x.is_meta and not isinstance(x, FakeTensor)
+
+
+def check_has_values(name: str, x: Tensor, function: str) -> None:
+    """RuntimeError for a tensor without values, for functions that follow what it holds."""
+    if not has_values(x):
+        raise RuntimeError(f"{name} has no values (meta or FakeTensor), which {function} needs")
 
 
 def check_integers(name: str, x: Tensor) -> None:
@@ -57,6 +75,12 @@ def check_floating(name: str, x: Tensor, shape: str, dims: int) -> None:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; it must be {shape}")
     if x.shape[0] == 0:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; there must be at least one utterance")
+
+
+def check_last_axis(name: str, x: Tensor) -> None:
+    """ValueError for a vocabulary, or a width, of 0."""
+    if x.shape[-1] == 0:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; its last axis must not be empty")
 
 
 def check_same(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
@@ -115,6 +139,7 @@ def check_am_lm(am: Tensor, lm: Tensor, width: str) -> Sizes:
     check_floating("am", am, f"(N, T, {width})", 3)
     check_floating("lm", lm, f"(N, U+1, {width})", 3)
     check_same("lm", lm, "am", am)
+    check_last_axis("am", am)
     shape = (am.shape[0], max(lm.shape[1], 1), am.shape[2])
     check_shape("lm", lm, shape, f"(N, U+1, {width}) by the shape of am")
     batch, frames, size = am.shape
@@ -122,7 +147,7 @@ def check_am_lm(am: Tensor, lm: Tensor, width: str) -> Sizes:
 
 
 def check_one_of(name: str, value: str, choices: Collection[str]) -> None:
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} is {value!r}; it must be one of {list(choices)}")
 
 
@@ -148,6 +173,8 @@ def check_s_range(s_range: int, rnnt_type: int) -> int:
     least = 2 if rnnt_type in (REGULAR, CONSTRAINED) else 1
     if s_range < least:
         raise ValueError(f"s_range is {s_range}; it must be at least {least} for this rnnt_type")
+    if not isinstance(s_range, torch.SymInt) and s_range > torch.iinfo(torch.int32).max:
+        raise ValueError(f"s_range is {s_range}; it must be an int32")
     return s_range
 
 
@@ -192,8 +219,8 @@ def check_options(
 
 
 def readable(validate: bool, *tensors: Tensor | None) -> bool:
-    """True if values may be read: on the CPU, or because of validate."""
-    if torch.compiler.is_compiling():
+    """True if values may be read: on the CPU, or because of validate. Traced tensors have none."""
+    if torch.compiler.is_compiling() or any(isinstance(x, FakeTensor) for x in tensors):
         return False
     return validate or all(x is None or x.is_cpu for x in tensors)
 
@@ -267,7 +294,8 @@ def _length(name: str, lengths: Tensor | None, full: int | None, sizes: Sizes) -
     check_integers(name, lengths)
     check_shape(name, lengths, (sizes.batch,), "(N,)")
     if lengths.device != sizes.device and lengths.device.type != "cpu":
-        raise ValueError(f"{name} is on {lengths.device}; it must be on {sizes.device} or the CPU")
+        where = "the CPU" if sizes.device.type == "cpu" else f"{sizes.device} or the CPU"
+        raise ValueError(f"{name} is on {lengths.device}; it must be on {where}")
     return lengths
 
 

@@ -43,6 +43,7 @@ def ctc_loss(
             gradient 0.
     """
     checks.check_floating("logits", logits, "(N, T, V)", 3)
+    checks.check_last_axis("logits", logits)
     checks.check_reduction(reduction)
     size, frames, vocabulary = logits.shape
     options = checks.check_options(blank, vocabulary)

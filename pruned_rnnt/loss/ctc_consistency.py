@@ -53,6 +53,7 @@ def ctc_consistency_loss(
             or with validate; otherwise the loss of such an utterance is +inf and its gradient 0.
     """
     checks.check_floating("logits", logits, "(N, T, V)", 3)
+    checks.check_last_axis("logits", logits)
     checks.check_floating("other_logits", other_logits, "(N, T, V)", 3)
     checks.check_shape("other_logits", other_logits, tuple(logits.shape), "the shape of logits")
     checks.check_same("other_logits", other_logits, "logits", logits)

@@ -120,8 +120,9 @@ def check_logits(logits: Tensor, columns: str, in_place: bool) -> int:
     checks.check_tensor("logits", logits)
     shape = f"(N, T, {columns}, V) or packed (rows, V)"
     checks.check_floating("logits", logits, shape, 2 if logits.dim() == 2 else 4)
-    if in_place and not logits.is_contiguous():
-        raise ValueError("in_place=True needs contiguous logits")
+    checks.check_last_axis("logits", logits)
+    if in_place and (not logits.is_contiguous() or logits.is_neg()):
+        raise ValueError("in_place=True needs contiguous logits without a deferred change of sign")
     return logits.shape[-1]
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.logit_losses import check_logits, rows_of_logits
 from pruned_rnnt.loss.results import reduced
+from pruned_rnnt.loss.tdt_checks import check_longest
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, tdt_row_loss
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions
@@ -97,6 +98,7 @@ def _check_big_blanks(big_blanks: Mapping[int, int], blank: int, vocabulary: int
             raise ValueError(
                 f"big_blanks[{column}] is {duration}; a big blank advances 2 frames or more"
             )
+        check_longest(f"big_blanks[{column}]", duration)
     if len(set(found.values())) < len(found):
         raise ValueError(f"big_blanks is {big_blanks}; each blank needs a duration of its own")
     most = MOST_DURATIONS - 2

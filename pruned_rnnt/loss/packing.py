@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.checks import (
+    check_integer,
     check_integers,
     check_same,
     check_shape,
     first_bad,
+    has_values,
     known_lengths,
     readable,
 )
@@ -57,6 +59,12 @@ def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> T
         raise ValueError(f"row_splits has shape {tuple(row_splits.shape)}; it must be (N+1,)")
     if readable(False, row_splits) and (row_splits.diff() < 0).any():
         raise ValueError(f"row_splits is {row_splits.tolist()}; it must not decrease")
+    if row_count is None and not has_values(row_splits):
+        raise RuntimeError("row_splits has no values (meta or FakeTensor); give row_count")
+    if row_count is not None:
+        row_count = check_integer("row_count", row_count)
+        if readable(False, row_splits) and row_count != int(row_splits[-1] - row_splits[0]):
+            raise ValueError(f"row_count is {row_count}; it must be that of row_splits")
     utterances = torch.arange(row_splits.numel() - 1).to(row_splits)
     return torch.repeat_interleave(utterances, row_splits.diff(), output_size=row_count)
 

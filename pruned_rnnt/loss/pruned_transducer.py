@@ -138,6 +138,8 @@ class PrunedTransducerLoss(nn.Module):
     def scales(self, step: int) -> tuple[float, float]:
         """Scales of the simple and of the pruned loss after that many optimiser steps."""
         step = checks.check_integer("step", step)
+        if step < 0:
+            raise ValueError(f"step is {step}; it must be at least 0")
         done = min(step / self.warm_up_steps, 1.0) if self.warm_up_steps > 0 else 1.0
         simple = 1.0 + done * (self.simple_scale - 1.0)
         pruned = self.pruned_scale_start + done * (1.0 - self.pruned_scale_start)

@@ -61,6 +61,12 @@ def rnnt_loss_simple(
 
 def check_scales(options: LossOptions, lm_only_scale: float, am_only_scale: float) -> SimpleOptions:
     """The options of the simple loss, with its scales of smoothing."""
+    scales = check_smoothing(lm_only_scale, am_only_scale)
+    return SimpleOptions(options, Scales(options.blank, *scales))
+
+
+def check_smoothing(lm_only_scale: float, am_only_scale: float) -> tuple[float, float]:
+    """Both as numbers, at least 0 and together at most 1."""
     lm_only_scale = checks.check_finite("lm_only_scale", lm_only_scale)
     am_only_scale = checks.check_finite("am_only_scale", am_only_scale)
     if not (lm_only_scale >= 0 and am_only_scale >= 0 and lm_only_scale + am_only_scale <= 1):
@@ -68,4 +74,4 @@ def check_scales(options: LossOptions, lm_only_scale: float, am_only_scale: floa
             f"lm_only_scale is {lm_only_scale} and am_only_scale {am_only_scale}; they must be at "
             "least 0 and together at most 1"
         )
-    return SimpleOptions(options, Scales(options.blank, lm_only_scale, am_only_scale))
+    return lm_only_scale, am_only_scale

@@ -120,6 +120,11 @@ def prune_bounds_tdt(
         emit=occupancy.emit, blank=occupancy.blank, stay=occupancy.stay
     )
     found = check_durations(durations)
+    arcs, shape = occupancy.durations, (*emit.shape, len(found))
+    checks.check_floating("occupancy.durations", arcs, "(N, T, U+1, K)", 4)
+    checks.check_same("occupancy.durations", arcs, "occupancy.emit", emit)
+    meaning = "(N, T, U+1, K) with one column for each of durations"
+    checks.check_shape("occupancy.durations", arcs, shape, meaning)
     s_range = checks.check_s_range(s_range, REGULAR)
     size, frames, columns = emit.shape
     sizes = checks.Sizes(size, frames, columns - 1, 0, emit.device, "occupancy")

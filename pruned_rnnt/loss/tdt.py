@@ -51,7 +51,7 @@ def rnnt_loss_tdt(
         duration_logits: the shape of logits with K = len(durations) instead of V, floating.
         targets, logit_lengths, target_lengths: as of rnnt_loss.
         durations: frames by which an arc advances, one for each column of duration_logits:
-            different integers from 0 on, at least one above 0, at most 16.
+            different integers in 0..1024, at least one above 0, at most 16.
         bounds: of prune_bounds_tdt: the loss over the paths whose arcs begin and end in the band.
         sigma: subtracted from each log-probability of symbols and blanks (logit
             under-normalization), which favours few arcs, and thus long durations.

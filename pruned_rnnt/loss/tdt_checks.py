@@ -21,6 +21,8 @@ from pruned_rnnt.ops.joiner.row_loss import LossOptions
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions
 
+LONGEST_DURATION = 1024  # in frames
+
 
 def check_durations(durations: Sequence[int]) -> list[int]:
     """Different integers from 0 on, one above 0, at most MOST_DURATIONS."""
@@ -37,7 +39,16 @@ def check_durations(durations: Sequence[int]) -> list[int]:
         raise ValueError(
             f"durations has {len(found)} elements; it can have {MOST_DURATIONS} at most"
         )
+    check_longest("durations", max(found))
     return found
+
+
+def check_longest(name: str, duration: int) -> None:
+    """The recursion keeps as many frames."""
+    if duration > LONGEST_DURATION:
+        raise ValueError(
+            f"{name} has a duration of {duration} frames; it can be {LONGEST_DURATION} at most"
+        )
 
 
 def check_tdt_options(

@@ -96,9 +96,10 @@ def test_occupancies(dtype, other, device, exact) -> None:
     options = {"s_range": 3, "exact": exact}
     expected = pruned_rnnt.prune_bounds(Occupancy(emit, blank), *lengths, **options).start
     mixed = Occupancy(emit.to(dtype), blank.to(other))
+    both = torch.stack((emit, blank), -1)
     assert torch.equal(pruned_rnnt.prune_bounds(mixed, *lengths, **options).start, expected)
-    parts = (emit.to(dtype), blank.to(other), torch.zeros_like(emit), emit[..., None])
-    whole = (emit, blank, torch.zeros_like(emit), emit[..., None])
+    parts = (emit.to(dtype), blank.to(other), torch.zeros_like(emit), both)
+    whole = (emit, blank, torch.zeros_like(emit), both)
     starts = [
         pruned_rnnt.prune_bounds_tdt(TdtOccupancy(*x), *lengths, durations=(0, 1), **options).start
         for x in (parts, whole)

@@ -37,9 +37,11 @@ struct TdtUtterance {
     const double middle = static_cast<double>(frames - 1) / 2;
     return delay_penalty * (middle - static_cast<double>(t)) - sigma;
   }
-  // Columns of frame t that are symbol positions of this utterance.
+  // Columns of frame t that are symbol positions of this utterance; none in a frame that begins
+  // before the first one, as in no band that has been checked.
   int64_t columns(int64_t t) const {
-    return std::max<int64_t>(0, std::min(width, symbols + 1 - first_symbol(t)));
+    const int64_t first = first_symbol(t);
+    return first < 0 ? 0 : std::max<int64_t>(0, std::min(width, symbols + 1 - first));
   }
   // Shares of arc a of frame t, for all columns.
   real* share(int64_t t, int64_t a) const { return shares + (2 * count() * t + a) * width; }

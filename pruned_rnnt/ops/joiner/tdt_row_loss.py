@@ -51,7 +51,9 @@ def run_tdt_recursion(
         return TdtSums(total, gx, gy, gx, torch.zeros_like(duration_logits))
     (batch, symbols), durations = targets.shape, options.lattice.durations
     gx, gy, stay = px.new_empty((3, *px.shape)).unbind(0)
-    sums = TdtSums(px.new_empty((batch,)), gx, gy, stay, torch.empty_like(duration_logits))
+    # Packed rows that no utterance reaches, where lengths were not read, are not written.
+    made = torch.empty_like if geometry.row_splits is None else torch.zeros_like
+    sums = TdtSums(px.new_empty((batch,)), gx, gy, stay, made(duration_logits))
     by_row = (-1, len(durations))
     gd = sums.gd.view(by_row)
     flat = TdtSums(sums.total, gx.view(-1), gy.view(-1), stay.view(-1), gd)
