@@ -21,11 +21,6 @@ class Rows(NamedTuple):
     blank: Tensor
 
 
-class Band(NamedTuple):
-    start: Tensor
-    s_range: int
-
-
 def paths(frames: int, symbols: int, rnnt_type: str) -> Iterator[list[Arc]]:
     """All paths of a lattice with the given numbers of frames and symbols."""
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from pruned_rnnt.diagnostics.arguments import checked_arcs, checked_bounds, checked_lengths
+from pruned_rnnt.loss.checks import check_rnnt_type
+
 if TYPE_CHECKING:
     from pruned_rnnt.loss.results import Bounds
-
-_RNNT_TYPES = ("regular", "modified", "constrained", "rna")
 
 
 class Alignment(NamedTuple):
@@ -57,28 +58,29 @@ def viterbi_alignment(
         Alignment. The width of frames is that of the longest target with a band, else S - 1.
 
     Raises:
-        ValueError: the rnnt_type is unknown, the shapes differ, or the band has another size.
+        TypeError, ValueError: name the argument that does not fit.
     """
-    if rnnt_type not in _RNNT_TYPES:
-        raise ValueError(f"rnnt_type is {rnnt_type!r}; it must be one of {', '.join(_RNNT_TYPES)}")
-    if emit.ndim != 3 or emit.shape != blank.shape:
-        raise ValueError(
-            f"emit has shape {tuple(emit.shape)} and blank {tuple(blank.shape)}; "
-            "both must be (N, T, S)"
-        )
-    frame_counts = logit_lengths.to(emit.device, torch.int64)
-    symbol_counts = target_lengths.to(emit.device, torch.int64)
-    emit, blank = emit.detach(), blank.detach()
+    check_rnnt_type(rnnt_type)
+    emit, blank = checked_arcs("", emit=emit, blank=blank)
+    # A band does not say how many symbols there are.
+    most = emit.shape[2] - 1 if bounds is None else torch.iinfo(torch.int32).max
+    lengths = checked_lengths(emit, logit_lengths, target_lengths, symbols=most, least=0)
+    frame_counts, symbol_counts = (x.long() for x in lengths)
     if bounds is not None:
-        columns = int(symbol_counts.max()) + 1
+        columns = max(int(symbol_counts.max()), 0) + 1
         emit = _unband(emit, bounds, columns)
         blank = _unband(blank, bounds, columns)
+    # Lengths that are not read on the device: an utterance that does not fit has no path.
+    fits = (frame_counts >= 0) & (frame_counts <= emit.shape[1])
+    fits &= (symbol_counts >= 0) & (symbol_counts < emit.shape[2])
+    frame_counts, symbol_counts = frame_counts.where(fits, 0), symbol_counts.where(fits, 0)
     emit = _without_forbidden_symbols(emit, blank, frame_counts, symbol_counts, rnnt_type)
     last_step = frame_counts
     if rnnt_type == "regular":
         emit, blank = _antidiagonals(emit), _antidiagonals(blank)
         last_step = frame_counts + symbol_counts
     score, moved = _search(emit[:, :, :-1], blank, last_step, symbol_counts)
+    score = score.where(fits, -torch.inf)
     steps = _trace_back(moved, last_step, symbol_counts)
     if rnnt_type == "regular":
         # Step d = t + u emits symbol u in frame t.
@@ -91,10 +93,10 @@ def viterbi_alignment(
 
 def _unband(rows_NTS: Tensor, bounds: Bounds, columns: int) -> Tensor:
     """Place the band's rows in the full lattice (N, T, columns); -inf outside the band."""
-    if bounds.start.shape != rows_NTS.shape[:2] or bounds.s_range != rows_NTS.shape[2]:
+    checked_bounds(bounds, rows_NTS)
+    if bounds.s_range != rows_NTS.shape[2]:
         raise ValueError(
-            f"bounds are for (N, T, S) = {(*bounds.start.shape, bounds.s_range)}; "
-            f"emit and blank have shape {tuple(rows_NTS.shape)}"
+            f"bounds has s_range={bounds.s_range}; emit and blank have {rows_NTS.shape[2]} columns"
         )
     offset = torch.arange(columns, device=rows_NTS.device) - bounds.start[:, :, None].long()
     inside = (offset >= 0) & (offset < bounds.s_range)

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from pruned_rnnt.diagnostics.arguments import checked_lengths, checked_occupancy
+from pruned_rnnt.loss.checks import check_floating, check_same, check_shape
+
 if TYPE_CHECKING:
     from pruned_rnnt.loss.results import Occupancy, TdtOccupancy
 
@@ -45,24 +48,28 @@ def mean_symbol_delay(
         SymbolDelay. Multiply by the duration of an encoder frame for seconds.
 
     Raises:
-        ValueError: reference_frames is not (N, U).
+        TypeError, ValueError: name the argument that does not fit.
     """
+    occupancy = checked_occupancy(occupancy)
+    logit_lengths, target_lengths = checked_lengths(
+        occupancy.emit, logit_lengths, target_lengths, symbols=occupancy.emit.shape[2] - 1
+    )
     emit_NTU = occupancy.emit[:, :, :-1]
     batch, frame_count, symbol_count = emit_NTU.shape
     if reference_frames is None:
         reference_frames = emit_NTU.new_zeros(batch, symbol_count)
-    elif reference_frames.shape != (batch, symbol_count):
-        raise ValueError(
-            f"reference_frames has shape {tuple(reference_frames.shape)}; "
-            f"it must be (N, U) = {(batch, symbol_count)}"
-        )
+    else:
+        check_floating("reference_frames", reference_frames, "(N, U)", 2)
+        check_shape("reference_frames", reference_frames, (batch, symbol_count), "(N, U)")
+        if not reference_frames.is_cpu:
+            check_same("reference_frames", reference_frames, "occupancy.emit", emit_NTU)
     device = emit_NTU.device
     time = torch.arange(frame_count, device=device)
-    in_time = time[None, :] < logit_lengths.to(device)[:, None]
+    in_time = time[None, :] < logit_lengths[:, None]
     emit_NTU = torch.where(in_time[:, :, None], emit_NTU, 0.0)
     mass = emit_NTU.sum(dim=1)
     symbols = torch.arange(symbol_count, device=device)
-    known = (symbols[None, :] < target_lengths.to(device)[:, None]) & (mass > 0)
+    known = (symbols[None, :] < target_lengths[:, None]) & (mass > 0)
     expected = (emit_NTU * time[None, :, None]).sum(dim=1) / torch.where(known, mass, 1.0)
     frames = torch.where(known, expected, torch.nan)
     delay = frames - reference_frames.to(frames)

@@ -11,6 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pruned_rnnt.diagnostics.arguments import (
+    check_rows,
+    checked_arcs,
+    checked_bounds,
+    checked_lengths,
+)
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.results import Occupancy
@@ -53,38 +59,41 @@ def log_prob_rows(
         LogProbRows, in float64 for float64 logits, else in float32.
 
     Raises:
-        TypeError, ValueError: name the argument that does not fit, for instance logits that are not
-            (N, T, S, V) for these targets or this band.
+        TypeError, ValueError: as `pruned_rnnt.rnnt_loss`.
     """
-    checks.check_integers("targets", targets)
-    columns = targets.shape[1] + 1 if bounds is None else bounds.s_range
-    if logits.ndim != 4 or logits.shape[2] != columns:
-        raise ValueError(
-            f"logits has shape {tuple(logits.shape)}; it must be (N, T, S, V) with S = {columns}"
-        )
     checks.check_floating("logits", logits, "(N, T, S, V)", 4)
-    batch, frame_count, _, size = logits.shape
+    checks.check_last_axis("logits", logits)
+    batch, frames, columns, size = logits.shape
     options = checks.check_options(blank, size, hat=hat, from_log_probs=from_log_probs)
-    checks.check_shape("targets", targets, (batch, *targets.shape[1:2]), "(N, U)")
-    lengths = {"logit_lengths": logit_lengths, "target_lengths": target_lengths}
-    for name, x in lengths.items():
-        checks.check_integers(name, x)
-        checks.check_shape(name, x, (batch,), "(N,)")
-    shape = (batch, frame_count, columns)
-    emit, blanks, scratch = (
-        torch.empty(shape, dtype=accumulator(logits.dtype), device=logits.device) for _ in range(3)
-    )
+    checks.check_integers("targets", targets)
+    checks.check_same("targets", targets, "logits", logits)
     start = None
-    if bounds is not None:
-        checks.check_integers("bounds.start", bounds.start)
-        checks.check_shape("bounds.start", bounds.start, (batch, frame_count), "(N, T)")
-        start = as_int32(bounds.start).to(logits.device)
+    if bounds is None:
+        checks.check_shape(
+            "targets", targets, (batch, columns - 1), "(N, U) by the shape of logits"
+        )
+    else:
+        start = as_int32(checked_bounds(bounds, logits).start)
+        shape = (batch, frames, bounds.s_range, size)
+        checks.check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
+        checks.check_shape("targets", targets, (batch, *targets.shape[1:2]), "(N, U)")
+    symbols = targets.shape[1]
+    # A batch may be taken a few frames at a time, of which an utterance has none.
+    given = (logits, logit_lengths, target_lengths)
+    lengths = checked_lengths(*given, symbols=symbols, least=0)
+    if symbols > 0 and checks.readable(False, targets, *lengths):
+        checks.check_symbols(targets, lengths[1], size, options.blank)
+    emit, blanks, scratch = (
+        torch.empty((batch, frames, columns), dtype=accumulator(logits.dtype), device=logits.device)
+        for _ in range(3)
+    )
     log_probs(
         logits.reshape(-1, size).contiguous(),
-        *(as_int32(x).to(logits.device) for x in (targets, *lengths.values())),
+        as_int32(targets),
+        *lengths,
         start,
         None,
-        frame_count,
+        frames,
         columns,
         0,
         options.blank,
@@ -110,13 +119,22 @@ def occupancy_of_rows(
         rows: (N, T, U + 1), from `log_prob_rows` without a band.
         logit_lengths, target_lengths: (N,), 1 <= T_n <= T.
         rnnt_type: as in `pruned_rnnt.rnnt_loss`.
+
+    Raises:
+        TypeError, ValueError: name the argument that does not fit.
     """
-    px = rows.emit[:, :, :-1].transpose(1, 2)
+    check_rows(rows, LogProbRows)
+    emit, blank = checked_arcs("rows.", emit=rows.emit, blank=rows.blank)
+    frames, symbols = checked_lengths(
+        emit, logit_lengths, target_lengths, symbols=emit.shape[2] - 1
+    )
+    # Rows of a longer padded lattice may have arcs there.
+    after_NT = torch.arange(emit.shape[1], device=emit.device) >= frames[:, None]
+    px = emit.masked_fill(after_NT[:, :, None], -torch.inf)[:, :, :-1].transpose(1, 2)
     if rnnt_type == "regular":
         px = pad(px, (0, 1), value=-torch.inf)
-    frames, symbols = (x.to(px.device, torch.int32) for x in (logit_lengths, target_lengths))
     begin = torch.zeros_like(frames)
     boundary = torch.stack((begin, begin, symbols, frames), dim=1)
-    found = mutual_information(px, rows.blank.transpose(1, 2), boundary, rnnt_type=rnnt_type)
-    emit_NTU = found.occupancy.emit[:, :, : rows.emit.size(1)].transpose(1, 2)
+    found = mutual_information(px, blank.transpose(1, 2), boundary, rnnt_type=rnnt_type)
+    emit_NTU = found.occupancy.emit[:, :, : emit.size(1)].transpose(1, 2)
     return Occupancy(pad(emit_NTU, (0, 1)), found.occupancy.blank.transpose(1, 2))

@@ -11,6 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pruned_rnnt.diagnostics.arguments import (
+    checked_bounds,
+    checked_lengths,
+    checked_occupancy,
+)
+from pruned_rnnt.loss.checks import check_has_values, check_rnnt_type
 from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 
 # Columns cover a frame if they have all but this share of its mass.
@@ -67,9 +73,17 @@ def retained_mass(
 
     Returns:
         RetainedMass. An utterance without symbols has emit = 1.
+
+    Raises:
+        TypeError, ValueError: name the argument that does not fit.
     """
-    valid = _valid_nodes(occupancy.emit, logit_lengths, target_lengths)
-    inside = _band_nodes(occupancy.emit, bounds)
+    occupancy = checked_occupancy(occupancy)
+    check_rnnt_type(rnnt_type)
+    symbols = occupancy.emit.shape[2] - 1
+    lengths = checked_lengths(occupancy.emit, logit_lengths, target_lengths, symbols=symbols)
+    logit_lengths = lengths[0]
+    valid = _valid_nodes(occupancy.emit, *lengths)
+    inside = _band_nodes(occupancy.emit, checked_bounds(bounds, occupancy.emit))
     if not isinstance(occupancy, TdtOccupancy):
         return _retained(occupancy, valid, inside, logit_lengths, rnnt_type)
     stay, emit, blank = (
@@ -91,7 +105,7 @@ def _retained(
 ) -> RetainedMass:
     # Arcs of the last frame end in the final node, which is always kept.
     frames = torch.arange(occupancy.emit.shape[1], device=inside.device)
-    is_last = (frames[None, :] >= logit_lengths.to(inside.device)[:, None] - 1)[:, :, None]
+    is_last = (frames[None, :] >= logit_lengths[:, None] - 1)[:, :, None]
     blank_kept = inside & (_next_frame(inside) | is_last)
     emit_kept = inside
     emit = torch.where(valid, occupancy.emit, 0.0)
@@ -129,14 +143,21 @@ def band_edge_mass(
 
     Returns:
         BandEdgeMass, with a recommendation for s_range.
+
+    Raises:
+        TypeError, ValueError: name the argument that does not fit.
     """
-    valid = _valid_nodes(occupancy.emit, logit_lengths, target_lengths)
+    occupancy = checked_occupancy(occupancy)
+    check_has_values("occupancy.emit", occupancy.emit, "band_edge_mass")
+    symbols = occupancy.emit.shape[2] - 1
+    lengths = checked_lengths(occupancy.emit, logit_lengths, target_lengths, symbols=symbols)
+    valid = _valid_nodes(occupancy.emit, *lengths)
     node_NTU = torch.where(valid, occupancy.emit + occupancy.blank, 0.0)
-    inside = _band_nodes(occupancy.emit, bounds)
+    inside = _band_nodes(occupancy.emit, checked_bounds(bounds, occupancy.emit))
     columns = torch.arange(node_NTU.shape[2], device=node_NTU.device)
-    start = bounds.start.to(node_NTU.device)[:, :, None]
+    start = bounds.start[:, :, None]
     top = start + bounds.s_range - 1
-    last_symbol = target_lengths.to(node_NTU.device)[:, None, None]
+    last_symbol = lengths[1][:, None, None]
     lower = _share(node_NTU * inside, (columns == start) & (start > 0), empty=0.0)
     upper = _share(node_NTU * inside, (columns == top) & (top < last_symbol), empty=0.0)
     needed = _needed_s_range(node_NTU)
@@ -180,21 +201,22 @@ def _valid_nodes(rows_NTU: Tensor, logit_lengths: Tensor, target_lengths: Tensor
     device = rows_NTU.device
     frames = torch.arange(rows_NTU.shape[1], device=device)
     columns = torch.arange(rows_NTU.shape[2], device=device)
-    in_time = frames[None, :] < logit_lengths.to(device)[:, None]
-    in_text = columns[None, :] <= target_lengths.to(device)[:, None]
+    in_time = frames[None, :] < logit_lengths[:, None]
+    in_text = columns[None, :] <= target_lengths[:, None]
     return in_time[:, :, None] & in_text[:, None, :]
 
 
 def _band_nodes(rows_NTU: Tensor, bounds: Bounds) -> Tensor:
     """(N, T, U + 1) bool: start(t) <= u < start(t) + S."""
     columns = torch.arange(rows_NTU.shape[2], device=rows_NTU.device)
-    offset = columns - bounds.start.to(rows_NTU.device)[:, :, None]
+    offset = columns - bounds.start[:, :, None]
     return (offset >= 0) & (offset < bounds.s_range)
 
 
 def _next_frame(mask_NTU: Tensor) -> Tensor:
-    """The mask at (t + 1, u); False beyond the last frame."""
-    return torch.nn.functional.pad(mask_NTU[:, 1:], (0, 0, 0, 1))
+    """The mask at (t + 1, u); of the last frame itself, whose arcs end in the final node."""
+    # Padded with False, torch.compile writes C++ that no compiler accepts.
+    return torch.cat((mask_NTU[:, 1:], mask_NTU[:, -1:]), dim=1)
 
 
 def _next_column(mask_NTU: Tensor) -> Tensor:

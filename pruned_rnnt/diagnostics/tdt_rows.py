@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pruned_rnnt.diagnostics.arguments import (
+    check_durations_of_nodes,
+    check_rows,
+    checked_arcs,
+    checked_lengths,
+    in_one_precision,
+)
 from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows, occupancy_of_rows
-from pruned_rnnt.loss.checks import check_options
+from pruned_rnnt.loss.checks import check_has_values, check_options
 from pruned_rnnt.loss.results import Occupancy, TdtOccupancy
-from pruned_rnnt.loss.tdt_checks import check_tdt_options
+from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtRows, run_tdt_recursion
 
@@ -55,11 +62,15 @@ def tdt_log_prob_rows(
     """Log-probabilities of the next symbol, of blank, and of the durations in every node.
 
     Args:
-        logits: (N, T, U + 1, V) and duration_logits: (N, T, U + 1, K), of any floating type.
+        logits: (N, T, U + 1, V) and duration_logits: (N, T, U + 1, K), of any floating dtype.
         others: as of `log_prob_rows`.
+
+    Raises:
+        TypeError, ValueError: as `pruned_rnnt.rnnt_loss_tdt`.
     """
     lengths = (logit_lengths, target_lengths)
     rows = log_prob_rows(logits, targets, *lengths, blank=blank)
+    check_durations_of_nodes("duration_logits", duration_logits, rows.emit)
     return TdtLogProbRows(*rows, duration_logits.to(rows.emit.dtype).log_softmax(-1))
 
 
@@ -77,15 +88,24 @@ def occupancy_of_tdt_rows(
         rows: from `tdt_log_prob_rows`.
         logit_lengths, target_lengths: (N,), 1 <= T_n <= T.
         durations: of the K columns.
+
+    Raises:
+        TypeError, ValueError: name the argument that does not fit.
     """
+    rows, durations = _checked(rows, durations)
+    frames_N, symbols_N = checked_lengths(
+        rows.emit, logit_lengths, target_lengths, symbols=rows.emit.shape[2] - 1
+    )
     device = rows.emit.device
     size, frames, columns = rows.emit.shape
-    frames_N, symbols_N = (x.to(device, torch.int32) for x in (logit_lengths, target_lengths))
     geometry = LatticeRows(frames_N, symbols_N, None, None, frames, columns)
     # The recursion uses only the number of symbols.
     targets = torch.empty((size, columns - 1), dtype=torch.int32, device=device)
     options = check_tdt_options(check_options(0, 2), durations, 0.0, 0.0, device)
-    emit, blank, log_durations = (x.contiguous() for x in rows)
+    # The recursion takes rows without arcs beyond the last symbol.
+    is_symbol = torch.arange(columns, device=device) < symbols_N[:, None]
+    emit = rows.emit.masked_fill(~is_symbol[:, None, :], -torch.inf)
+    emit, blank, log_durations = (x.contiguous() for x in (emit, *rows[1:]))
     lattice = TdtRows(targets, geometry)
     sums = run_tdt_recursion(emit, blank, log_durations, lattice, options)
     return TdtOccupancy(sums.gx, sums.gy, sums.stay, sums.gd)
@@ -123,15 +143,28 @@ def tdt_viterbi_alignment(
 
     Returns:
         TdtAlignment, U wide.
+
+    Raises:
+        TypeError, ValueError: name the argument that does not fit.
     """
-    frames_N = logit_lengths.to(rows.emit.device)
+    rows, durations = _checked(rows, durations)
+    check_has_values("rows.emit", rows.emit, "tdt_viterbi_alignment")
+    frames_N, symbols_N = checked_lengths(
+        rows.emit,
+        logit_lengths,
+        target_lengths,
+        symbols=rows.emit.shape[2] - 1,
+        least=0,
+        validate=True,
+    )
     best_NTU, arc_NTU = _best_arcs(rows, frames_N, durations)
-    ends = zip(logit_lengths.tolist(), target_lengths.tolist(), strict=True)
+    ends = zip(frames_N.tolist(), symbols_N.tolist(), strict=True)
     size, _, columns = rows.emit.shape
     emitted = torch.full((2, size, columns - 1), -1, dtype=torch.int32)
     scores = []
     for n, (t, u) in enumerate(ends):
-        scores.append(best_NTU[n, t, u])
+        # Without a frame there is no path.
+        scores.append(best_NTU[n, t, u] if t > 0 else best_NTU.new_full((), -torch.inf))
         if scores[-1] > -torch.inf:
             arcs = arc_NTU[n, : t + 1, : u + 1].cpu().numpy()
             while (t, u) != (0, 0):
@@ -142,6 +175,17 @@ def tdt_viterbi_alignment(
                     emitted[0, n, u], emitted[1, n, u] = t, durations[index]
     frames_NU, durations_NU = emitted.to(rows.emit.device).unbind()
     return TdtAlignment(frames_NU, durations_NU, torch.stack(scores))
+
+
+def _checked(
+    rows: TdtLogProbRows, durations: Sequence[int]
+) -> tuple[TdtLogProbRows, Sequence[int]]:
+    """Rows in one precision, and the durations of their columns."""
+    check_rows(rows, TdtLogProbRows)
+    found = check_durations(durations)
+    emit, blank = checked_arcs("rows.", emit=rows.emit, blank=rows.blank)
+    check_durations_of_nodes("rows.durations", rows.durations, emit, len(found))
+    return TdtLogProbRows(*in_one_precision(emit, blank, rows.durations)), found
 
 
 def _best_arcs(

@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 
+from pruned_rnnt import Bounds
 from pruned_rnnt.diagnostics import (
     LogProbRows,
     log_prob_rows,
     occupancy_of_rows,
     viterbi_alignment,
 )
-from tests.lattice_paths import Band, joiner_log_probs, paths, posteriors, random_rows, weight
+from tests.lattice_paths import joiner_log_probs, paths, posteriors, random_rows, weight
 
 LENGTHS = [(4, 3), (3, 0), (4, 1), (1, 0)]
 
@@ -54,7 +55,7 @@ def test_band_equals_the_full_lattice_without_other_nodes(rnnt_type: str) -> Non
     start = torch.tensor(
         [[0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0]], dtype=torch.int32
     )
-    band = Band(start, 3)
+    band = Bounds(start, 3)
     columns = start[:, :, None] + torch.arange(3)
     outside = columns > 4
     index = columns.clamp(max=4).long()
@@ -97,11 +98,17 @@ def test_padding_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rnnt_type": "loose"}, "rnnt_type is 'loose'; it must be one of regular, modified"),
-        ({"blank": torch.zeros(1, 2, 2)}, r"blank \(1, 2, 2\); both must be \(N, T, S\)"),
         (
-            {"bounds": Band(torch.zeros(1, 3, dtype=torch.int32), 2)},
-            r"bounds are for \(N, T, S\) = \(1, 3, 2\); emit and blank have shape \(1, 3, 3\)",
+            {"rnnt_type": "loose"},
+            r"rnnt_type is 'loose'; it must be one of \['regular', 'modified'",
+        ),
+        (
+            {"blank": torch.zeros(1, 2, 2)},
+            r"blank has shape \(1, 2, 2\); it must be the shape of emit",
+        ),
+        (
+            {"bounds": Bounds(torch.zeros(1, 3, dtype=torch.int32), 2)},
+            "bounds has s_range=2; emit and blank have 3 columns",
         ),
     ],
 )
@@ -146,7 +153,7 @@ def test_log_prob_rows_of_logits_and_of_a_band(hat: bool) -> None:
     columns = start[:, :, None].long() + torch.arange(2)
     banded = logits.gather(2, columns[..., None].expand(-1, -1, -1, 6))
     band_rows = log_prob_rows(
-        banded, targets, frames, symbols, bounds=Band(start, 2), blank=2, hat=hat
+        banded, targets, frames, symbols, bounds=Bounds(start, 2), blank=2, hat=hat
     )
     for n, (t_n, u_n) in enumerate([(4, 3), (3, 2)]):
         emit, none = joiner_log_probs(
@@ -160,7 +167,7 @@ def test_log_prob_rows_of_logits_and_of_a_band(hat: bool) -> None:
 
 
 def test_log_prob_rows_of_wrong_width_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"shape \(1, 2, 3, 5\); it must be .* with S = 5"):
+    with pytest.raises(ValueError, match=r"targets has shape \(1, 4\); it must be \(N, U\)"):
         log_prob_rows(
             torch.zeros(1, 2, 3, 5), torch.ones(1, 4).int(), torch.tensor([2]), torch.tensor([4])
         )

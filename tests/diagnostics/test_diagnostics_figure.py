@@ -8,14 +8,15 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Polygon
 
+from pruned_rnnt import Bounds
 from pruned_rnnt.diagnostics import lattice_figure, viterbi_alignment
 from pruned_rnnt.loss.results import TdtOccupancy
-from tests.lattice_paths import Band, Rows, posteriors, random_rows
+from tests.lattice_paths import Rows, posteriors, random_rows
 from tests.torch_forks import run_with_torch
 
 FRAMES = torch.tensor([4, 3])
 SYMBOLS = torch.tensor([3, 1])
-BAND = Band(torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]], dtype=torch.int32), 2)
+BAND = Bounds(torch.tensor([[0, 0, 1, 2], [0, 0, 0, 0]], dtype=torch.int32), 2)
 
 
 def example() -> tuple[Rows, Rows]:

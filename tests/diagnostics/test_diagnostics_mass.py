@@ -6,18 +6,18 @@ from torch import Tensor
 
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
 from pruned_rnnt.loss.results import Bounds, TdtOccupancy
-from tests.lattice_paths import Band, Rows, paths, posteriors, random_rows
+from tests.lattice_paths import Rows, paths, posteriors, random_rows
 
 LENGTHS = [(4, 3), (3, 1), (4, 0)]
 FRAMES = torch.tensor([4, 3, 4])
 SYMBOLS = torch.tensor([3, 1, 0])
 
 
-def occupancy_and_band(rnnt_type: str, s_range: int) -> tuple[Rows, Band]:
+def occupancy_and_band(rnnt_type: str, s_range: int) -> tuple[Rows, Bounds]:
     rows = random_rows(3, 4, 3, seed=11)
     start = torch.tensor([[0, 0, 0, 2], [0, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.int32)
     start = start.clamp(max=max(4 - s_range, 0))
-    return posteriors(rows.emit, rows.blank, LENGTHS, rnnt_type), Band(start, s_range)
+    return posteriors(rows.emit, rows.blank, LENGTHS, rnnt_type), Bounds(start, s_range)
 
 
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained"])
@@ -90,9 +90,9 @@ def staircase(spread: int) -> tuple[Rows, Tensor, Tensor]:
     return Rows(torch.zeros_like(blank), blank), torch.tensor([40]), torch.tensor([20])
 
 
-def centred_band(s_range: int) -> Band:
+def centred_band(s_range: int) -> Bounds:
     start = torch.arange(40) // 2 - s_range // 2
-    return Band(start.clamp(0, 21 - s_range)[None].to(torch.int32), s_range)
+    return Bounds(start.clamp(0, 21 - s_range)[None].to(torch.int32), s_range)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_edge_mass_is_that_of_the_outer_columns() -> None:
 
 def test_no_mass_at_all() -> None:
     rows = Rows(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
-    band = Band(torch.zeros(1, 2, dtype=torch.int32), 2)
+    band = Bounds(torch.zeros(1, 2, dtype=torch.int32), 2)
     result = band_edge_mass(rows, band, torch.tensor([2]), torch.tensor([1]))
     assert result.needed_s_range == 1
     assert not any(share.isnan().any() for share in result[:2])

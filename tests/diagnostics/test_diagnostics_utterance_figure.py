@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from pruned_rnnt import Bounds
 from pruned_rnnt.diagnostics import Track, utterance_figure, viterbi_alignment
-from tests.lattice_paths import Band, Rows, posteriors, random_rows
+from tests.lattice_paths import Rows, posteriors, random_rows
 
 TRACKS = [Track("spoken", [("ab", 0.0, 2.0), ("c$", 2.0, 4.0)]), Track("recognised", [])]
 
@@ -22,7 +23,7 @@ def example(**changes: object) -> dict[str, object]:
         "emissions": [("▁a", 0), ("b", 3)],
         "tracks": TRACKS,
         "occupancy": posteriors(rows.emit, rows.blank, [(4, 3)]),
-        "bounds": Band(torch.tensor([[0, 0, 1, 2]], dtype=torch.int32), 2),
+        "bounds": Bounds(torch.tensor([[0, 0, 1, 2]], dtype=torch.int32), 2),
         "alignment": viterbi_alignment(rows.emit, rows.blank, *lengths),
         "target_length": 3,
         "logit_length": 4,
