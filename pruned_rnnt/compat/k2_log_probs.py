@@ -13,6 +13,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pruned_rnnt.compat.k2_arguments import (
+    check_ends,
+    check_ranges,
+    check_symbols_and_boundary,
+    checked_symbols,
+)
+from pruned_rnnt.loss.checks import (
+    check_am_lm,
+    check_floating,
+    check_last_axis,
+    check_one_of,
+)
+from pruned_rnnt.loss.simple import check_smoothing
 from pruned_rnnt.ops.simple.simple_log_probs import safe_product
 
 _RNNT_TYPES = ("regular", "modified", "constrained")
@@ -64,7 +77,13 @@ def get_rnnt_logprobs_smoothed(
     Args, Returns and Raises: as `get_rnnt_logprobs`, and
         lm_only_scale, am_only_scale: the weights of the two parts.
     """
-    _check_simple(lm, am, symbols)
+    check_am_lm(am, lm, "C")
+    lm_only_scale, am_only_scale = check_smoothing(lm_only_scale, am_only_scale)
+    dtype = torch.promote_types(lm.dtype, am.dtype)
+    lm, am = lm.to(dtype), am.to(dtype)
+    shape = (lm.shape[0], lm.shape[1] - 1)
+    checked = checked_symbols(symbols, termination_symbol, boundary, shape, lm)
+    symbols = checked.columns
     combined = 1.0 - lm_only_scale - am_only_scale
     log_z = _log_normaliser(lm, am)
     px = _symbol_scores(lm, symbols) + _symbol_scores_of_frames(am, symbols) - log_z[:, :-1]
@@ -80,7 +99,7 @@ def get_rnnt_logprobs_smoothed(
         am_alone = (am + unigram).log_softmax(dim=2)
         px = px + am_only_scale * _symbol_scores_of_frames(am_alone, symbols)
         py = py + am_only_scale * am_alone[:, None, :, termination_symbol]
-    return _finish(px, py, boundary, rnnt_type)
+    return _finish(checked.without_others(px), py, boundary, rnnt_type)
 
 
 def get_rnnt_logprobs_joint(
@@ -104,12 +123,16 @@ def get_rnnt_logprobs_joint(
     Raises:
         ValueError: shapes that do not fit, or an unknown rnnt_type.
     """
-    _check(logits.ndim == 4, f"logits has {logits.ndim} dimensions; it must be (B, T, S + 1, C)")
+    check_floating("logits", logits, "(B, T, S + 1, C)", 4)
+    check_last_axis("logits", logits)
     batch, frame_count, columns = logits.shape[:3]
-    _check_symbols(symbols, (batch, columns - 1))
-    rows = symbols.long()[:, None, :].expand(batch, frame_count, columns - 1)
+    shape = (batch, columns - 1)
+    checked = checked_symbols(symbols, termination_symbol, boundary, shape, logits)
+    rows = checked.columns[:, None, :].expand(batch, frame_count, columns - 1)
     emit, blank = _emit_and_blank(logits, rows, termination_symbol, use_hat_loss)
-    return _finish(emit.transpose(1, 2), blank.transpose(1, 2), boundary, rnnt_type)
+    return _finish(
+        checked.without_others(emit.transpose(1, 2)), blank.transpose(1, 2), boundary, rnnt_type
+    )
 
 
 def get_rnnt_logprobs_pruned(
@@ -135,23 +158,25 @@ def get_rnnt_logprobs_pruned(
     Raises:
         ValueError: shapes that do not fit, or an unknown rnnt_type.
     """
-    _check(logits.ndim == 4, f"logits has {logits.ndim} dimensions; it must be (B, T, s_range, C)")
+    check_floating("logits", logits, "(B, T, s_range, C)", 4)
+    check_last_axis("logits", logits)
+    check_symbols_and_boundary(symbols, boundary)
     batch, frame_count = logits.shape[:2]
-    _check(
-        ranges.shape == logits.shape[:3],
-        f"ranges has shape {tuple(ranges.shape)}; it must be {tuple(logits.shape[:3])}",
-    )
-    _check_symbols(symbols, (batch, symbols.shape[-1]))
+    check_ranges(ranges, logits, symbols)
+    shape = (batch, symbols.shape[-1])
+    checked = checked_symbols(symbols, termination_symbol, boundary, shape, logits)
     ranges = ranges.long()
-    columns = symbols.shape[1] + 1
+    columns = shape[1] + 1
     # Column S has no symbol; its px is cut off below.
-    padded = torch.nn.functional.pad(symbols.long(), (0, 1), value=termination_symbol)
+    padded = torch.nn.functional.pad(checked.columns, (0, 1), value=termination_symbol)
     rows = padded[:, None, :].expand(batch, frame_count, columns).gather(2, ranges)
     emit, blank = _emit_and_blank(logits, rows, termination_symbol, use_hat_loss)
     outside = logits.new_full((batch, frame_count, columns), -torch.inf, dtype=emit.dtype)
     px = outside.scatter(2, ranges, emit)[:, :, :-1]
     py = outside.scatter(2, ranges, blank)
-    return _finish(px.transpose(1, 2), py.transpose(1, 2), boundary, rnnt_type)
+    return _finish(
+        checked.without_others(px.transpose(1, 2)), py.transpose(1, 2), boundary, rnnt_type
+    )
 
 
 def get_hat_logprobs_pruned(
@@ -172,10 +197,9 @@ def _finish(
     px_BST: Tensor, py_BST: Tensor, boundary: Tensor | None, rnnt_type: str
 ) -> tuple[Tensor, Tensor]:
     """px with the shape and the impossible arcs of its rnnt_type, and py."""
-    _check(
-        rnnt_type in _RNNT_TYPES,
-        f"rnnt_type is {rnnt_type!r}; it must be one of {', '.join(_RNNT_TYPES)}",
-    )
+    check_one_of("rnnt_type", rnnt_type, _RNNT_TYPES)
+    if boundary is not None:
+        check_ends(boundary, px_BST.shape[1], px_BST.shape[2])
     if rnnt_type == "modified":
         return px_BST.contiguous(), py_BST.contiguous()
     if rnnt_type == "constrained":
@@ -236,26 +260,3 @@ def _log_normaliser(lm: Tensor, am: Tensor) -> Tensor:
     batch, symbol, frame = lost
     exact = (lm[batch, symbol] + am[batch, frame]).logsumexp(dim=1)
     return log_z.index_put(lost, exact)
-
-
-def _check_simple(lm: Tensor, am: Tensor, symbols: Tensor) -> None:
-    _check(lm.ndim == 3, f"lm has {lm.ndim} dimensions; it must be (B, S + 1, C)")
-    _check(am.ndim == 3, f"am has {am.ndim} dimensions; it must be (B, T, C)")
-    _check(
-        lm.shape[0] == am.shape[0] and lm.shape[2] == am.shape[2],
-        f"lm has shape {tuple(lm.shape)} and am {tuple(am.shape)}; "
-        "they must have the same batch and vocabulary",
-    )
-    _check_symbols(symbols, (lm.shape[0], lm.shape[1] - 1))
-
-
-def _check_symbols(symbols: Tensor, shape: tuple[int, int]) -> None:
-    _check(
-        tuple(symbols.shape) == shape,
-        f"symbols has shape {tuple(symbols.shape)}; it must be (B, S) = {shape}",
-    )
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

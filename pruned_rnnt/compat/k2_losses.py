@@ -15,6 +15,11 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.compat.k2_arguments import (
+    check_ranges,
+    check_symbols_and_boundary,
+    in_names_of_k2,
+)
 from pruned_rnnt.compat.k2_log_probs import (
     get_rnnt_logprobs_joint,
     get_rnnt_logprobs_pruned,
@@ -22,7 +27,7 @@ from pruned_rnnt.compat.k2_log_probs import (
 )
 from pruned_rnnt.compat.k2_pruning import bounds_of_ranges
 from pruned_rnnt.compat.k2_recursion import mutual_information_recursion
-from pruned_rnnt.loss.checks import REDUCTIONS
+from pruned_rnnt.loss.checks import REDUCTIONS, check_finite, check_floating, check_one_of
 from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.utterances import as_int32
 
@@ -83,6 +88,7 @@ def rnnt_loss_simple(
     return rnnt_loss_smoothed(lm, am, symbols, termination_symbol, 0.0, 0.0, *options)
 
 
+@in_names_of_k2
 def rnnt_loss_smoothed(
     lm: Tensor,
     am: Tensor,
@@ -101,7 +107,8 @@ def rnnt_loss_smoothed(
     Args, Returns and Raises: as `rnnt_loss_simple`, and
         lm_only_scale, am_only_scale: the weights of the two parts.
     """
-    _check_reduction(reduction)
+    check_one_of("reduction", reduction, REDUCTIONS)
+    check_finite("delay_penalty", delay_penalty)
     options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
     # The native loss averages the am part over real positions; k2 over all of them.
     if am_only_scale != 0.0 or not _is_native(symbols, termination_symbol, boundary):
@@ -171,12 +178,18 @@ def rnnt_loss_pruned(
     return _loss_of_logits(logits, symbols, ranges, termination_symbol, use_hat_loss, options)
 
 
+@in_names_of_k2
 def _loss_of_logits(
     logits: Tensor, symbols: Tensor, ranges: Tensor | None, blank: int, hat: bool, options: _Options
 ) -> Tensor | LossAndGrads:
     """The loss over the whole lattice (ranges None), or over the kept columns."""
-    boundary, rnnt_type, _, reduction, return_grad = options
-    _check_reduction(reduction)
+    boundary, rnnt_type, delay_penalty, reduction, return_grad = options
+    check_one_of("reduction", reduction, REDUCTIONS)
+    check_finite("delay_penalty", delay_penalty)
+    check_floating("logits", logits, "(B, T, S + 1, C)", 4)
+    check_symbols_and_boundary(symbols, boundary)
+    if ranges is not None:
+        check_ranges(ranges, logits, symbols)
     if ranges is not None and not return_grad and ranges.shape[2] == symbols.shape[1] + 1:
         # Nothing is cut; this also holds if all references are empty (R = 1).
         ranges = None
@@ -210,23 +223,12 @@ def _loss_of_log_probs(px: Tensor, py: Tensor, options: _Options) -> Tensor | Lo
     return (loss, grads) if return_grad else loss
 
 
-def _check_reduction(reduction: str) -> None:
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction should be ('none' | 'mean' | 'sum'), given {reduction}")
-
-
 def _is_native(symbols: Tensor, blank: int, boundary: Tensor | None) -> bool:
     """True if the native losses take this batch, or refuse it with a message of their own."""
-    if symbols.ndim != 2:
-        return True
+    check_symbols_and_boundary(symbols, boundary)
     is_blank = symbols == blank
     if boundary is None:
         return not bool(is_blank.any())
-    if boundary.shape != (symbols.shape[0], 4):
-        raise ValueError(
-            f"boundary has shape {tuple(boundary.shape)}; it must be (B, 4) = "
-            f"{(symbols.shape[0], 4)} by the shape of symbols"
-        )
     boundary = boundary.to(symbols.device)
     inside = torch.arange(symbols.shape[1], device=symbols.device) < boundary[:, 2, None]
     other = (is_blank & inside).any() | (boundary[:, :2] != 0).any() | (boundary[:, 3] == 0).any()

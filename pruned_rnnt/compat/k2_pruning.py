@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt.ops.common.library import MODIFIED, REGULAR
-from pruned_rnnt.ops.common.utterances import as_int32
+from pruned_rnnt.compat.k2_arguments import (
+    check_boundary,
+    check_ends,
+    check_ranges,
+    in_names_of_k2,
+)
+from pruned_rnnt.loss.checks import check_floating, check_integer, check_same
+from pruned_rnnt.ops.common.library import MODIFIED, REGULAR, accumulator
+from pruned_rnnt.ops.common.utterances import as_int32, lengths_on
 from pruned_rnnt.ops.pruning.prune_bounds import prune_bounds
 
 
@@ -61,6 +68,10 @@ def get_rnnt_prune_ranges_deprecated(
 
 def _checked(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -> tuple[bool, int]:
     """Whether px_grad is of the 'regular' type, and s_range as it is used."""
+    for name, x in (("px_grad", px_grad), ("py_grad", py_grad)):
+        check_floating(name, x, "(B, S, T + 1) or (B, S, T), and (B, S + 1, T)", 3)
+    check_same("py_grad", py_grad, "px_grad", px_grad)
+    check_boundary(boundary, "px_grad", px_grad)
     batch, symbol_count, last = px_grad.shape
     frame_count = py_grad.shape[2]
     if py_grad.shape != (batch, symbol_count + 1, frame_count) or last - frame_count not in (0, 1):
@@ -68,10 +79,8 @@ def _checked(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -
             f"px_grad has shape {tuple(px_grad.shape)} and py_grad {tuple(py_grad.shape)}; they "
             "must be (B, S, T + 1) or (B, S, T), and (B, S + 1, T)"
         )
-    if boundary.shape != (batch, 4):
-        raise ValueError(
-            f"boundary has shape {tuple(boundary.shape)}; it must be (B, 4) = {(batch, 4)}"
-        )
+    check_ends(boundary, symbol_count, frame_count)
+    s_range = check_integer("s_range", s_range)
     is_regular = last == frame_count + 1
     smallest = 2 if is_regular else 1
     if is_regular:
@@ -88,6 +97,8 @@ def _checked(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -
 
 def _in_rows(px_grad: Tensor, py_grad: Tensor) -> tuple[Tensor, Tensor]:
     """Occupancies of symbols (0 in the last column) and blanks, both (B, T, S + 1)."""
+    dtype = torch.promote_types(accumulator(px_grad.dtype), accumulator(py_grad.dtype))
+    px_grad, py_grad = (x.detach().to(dtype) for x in (px_grad, py_grad))
     emit = px_grad[:, :, : py_grad.shape[2]].transpose(1, 2)
     return torch.nn.functional.pad(emit, (0, 1)), py_grad.transpose(1, 2)
 
@@ -102,8 +113,7 @@ def _ranges(emit: Tensor, blank: Tensor, boundary: Tensor, s_range: int, kind: i
     prune_bounds(
         emit.contiguous(),
         blank.contiguous(),
-        as_int32(boundary[:, 3]),
-        as_int32(boundary[:, 2]),
+        *lengths_on(blank.device, (boundary[:, 3], boundary[:, 2])),
         s_range,
         kind,
         True,  # k2 searches up to the padded S
@@ -112,6 +122,7 @@ def _ranges(emit: Tensor, blank: Tensor, boundary: Tensor, s_range: int, kind: i
     return start.long().unsqueeze(2) + steps
 
 
+@in_names_of_k2
 def do_rnnt_pruning(am: Tensor, lm: Tensor, ranges: Tensor) -> tuple[Tensor, Tensor]:
     """The joiner's inputs at the kept columns.
 
@@ -125,6 +136,8 @@ def do_rnnt_pruning(am: Tensor, lm: Tensor, ranges: Tensor) -> tuple[Tensor, Ten
     Raises:
         ValueError: as `pruned_rnnt.prune`.
     """
+    check_floating("am", am, "(B, T, C)", 3)
+    check_ranges(ranges, am)
     am_pruned, lm_pruned = pruned_rnnt.prune(am, lm, bounds_of_ranges(ranges))
     return am_pruned, lm_pruned
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.compat.k2_arguments import check_boundary
+from pruned_rnnt.loss.checks import check_floating
 
 _Grads = tuple[Tensor, Tensor]
 
@@ -48,6 +50,10 @@ def mutual_information_recursion(
     Raises:
         ValueError: as `pruned_rnnt.mutual_information`.
     """
+    check_floating("px", px, "(B, S, T + 1) or (B, S, T)", 3)
+    check_floating("py", py, "(B, S + 1, T)", 3)
+    if boundary is not None:
+        check_boundary(boundary, "px", px)
     symbol_takes_frame = px.shape[-1] == py.shape[-1]
     rnnt_type = "modified" if symbol_takes_frame else "regular"
     is_frameless = _frameless(px, py, boundary)

@@ -26,9 +26,18 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.compat.argument_names import named_as
 
 LOSS_NAME = "pruned_rnnt"
 _LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
+
+
+_NAMES = {
+    "logits": "acts",
+    "targets": "labels",
+    "logit_lengths": "act_lens",
+    "target_lengths": "label_lens",
+}
 
 
 class NemoRNNTLoss(torch.nn.Module):
@@ -76,6 +85,7 @@ class NemoRNNTLoss(torch.nn.Module):
         self.in_place = in_place
         self.validate = validate
 
+    @named_as(_NAMES)
     def forward(self, acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor) -> Tensor:
         """Transducer loss.
 

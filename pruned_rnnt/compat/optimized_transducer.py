@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.loss.checks import check_tensor
 
 
+@named_as({"from_log_probs": "from_log_softmax"})
 def transducer_loss(
     logits: Tensor,
     targets: Tensor,
@@ -43,6 +46,7 @@ def transducer_loss(
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
+    check_tensor("logits", logits)
     if logits.ndim != 2:
         raise ValueError(
             f"logits has {logits.ndim} dimensions; it must be packed, (sum of T_n (U_n + 1), V)"

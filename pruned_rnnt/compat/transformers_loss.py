@@ -18,6 +18,8 @@ from typing import Any
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.loss.checks import check_integers
 
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
 _LOSS_TYPE = "ParakeetForRNNT"
@@ -28,6 +30,7 @@ _NO_TDT = (
 )
 
 
+@named_as({"blank": "blank_token_id"})
 def rnnt_loss(
     logits: Tensor,
     targets: Tensor,
@@ -62,6 +65,7 @@ def rnnt_loss(
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}; it must be one of {REDUCTIONS}")
+    check_integers("target_lengths", target_lengths)
     each = pruned_rnnt.rnnt_loss(
         logits,
         targets,

@@ -14,12 +14,22 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.loss.checks import check_tensor
 
 
 class WarpRnntError(ValueError, RuntimeError):
     """Bad input. A RuntimeError as in warp_rnnt, and a ValueError as everywhere in this package."""
 
 
+@named_as(
+    {
+        "logits": "log_probs",
+        "targets": "labels",
+        "logit_lengths": "frames_lengths",
+        "target_lengths": "labels_lengths",
+    }
+)
 def rnnt_loss(
     log_probs: Tensor,
     labels: Tensor,
@@ -60,6 +70,10 @@ def rnnt_loss(
         raise ValueError(
             f"Unknown reduction method: {reduction}, expected to be one of ['mean', 'sum', 'none']"
         )
+    given = {"log_probs": log_probs, "labels": labels}
+    given |= {"frames_lengths": frames_lengths, "labels_lengths": labels_lengths}
+    for name, x in given.items():
+        check_tensor(name, x)
     if compact:
         log_probs = log_probs.float()
     if gather:

@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.compat.argument_names import named_as
+
+_NAMES = {
+    "logits": "acts",
+    "targets": "labels",
+    "logit_lengths": "act_lens",
+    "target_lengths": "label_lens",
+}
 
 
+@named_as(_NAMES)
 def rnnt_loss(
     acts: Tensor,
     labels: Tensor,

@@ -264,5 +264,5 @@ def test_unknown_reduction(reduction: str) -> None:
         lambda: k2.rnnt_loss(data.logits, data.targets, BLANK, reduction=reduction),
         lambda: k2.rnnt_loss_simple(data.lm, data.am, data.targets, BLANK, reduction=reduction),
     ):
-        with pytest.raises(ValueError, match=r"reduction should be \('none' \| 'mean' \| 'sum'\)"):
+        with pytest.raises(ValueError, match=r"reduction is .*; it must be one of"):
             call()

@@ -164,25 +164,24 @@ def test_a_boundary_beyond_int32_is_out_of_range(dtype: torch.dtype) -> None:
     )
     if dtype == torch.int64:
         boundary[:, 3] += 2**32
-        with pytest.raises(ValueError, match=r"logit_lengths\[0\] is"):
+        with pytest.raises(ValueError, match=r"boundary\[:, 3\]\[0\] is"):
             k2.rnnt_loss(data.logits, data.targets, BLANK, boundary)
-        with pytest.raises(ValueError, match=r"logit_lengths\[0\] is"):
+        with pytest.raises(ValueError, match=r"boundary\[:, 3\]\[0\] is"):
             k2.rnnt_loss_simple(data.lm, data.am, data.targets, BLANK, boundary)
 
 
 def test_ranges_beyond_int32_are_out_of_range() -> None:
     data = batch()
     ranges = torch.tensor([0, 1]).expand(4, 4, 2) + 2**32
-    with pytest.raises(ValueError, match="utterance 0 has no path inside bounds"):
+    with pytest.raises(ValueError, match=r"ranges\[0\] has a column outside of 0\.\."):
         k2.rnnt_loss_pruned(data.logits[:, :, :2], data.targets, ranges, BLANK, data.boundary)
 
 
 def test_prune_ranges_of_a_far_boundary() -> None:
     px_grad, py_grad = torch.rand(1, 6, 9), torch.rand(1, 7, 8)
     boundary = torch.tensor([[0, 0, 6, 8 + 2**32]])
-    ranges = k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 3)
-    wanted = k2.get_rnnt_prune_ranges(px_grad, py_grad, torch.tensor([[0, 0, 6, 9]]), 3)
-    assert ranges.tolist() == wanted.tolist()
+    with pytest.raises(ValueError, match=r"boundary\[0\] is .* t_end in 0\.\.8"):
+        k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 3)
 
 
 def test_a_boundary_of_another_shape() -> None:
