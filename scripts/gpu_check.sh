@@ -27,7 +27,7 @@ for part in ${@:-tests sanitizer benchmark}; do
   case "$part" in
     tests)
       python3 -m pytest -q -m gpu -p no:cacheprovider --durations=10 --tb=short \
-        tests/cuda tests/loss tests/ops tests/compat tests/model 2>&1 |
+        tests/cuda tests/loss tests/ops tests/compat tests/model tests/cells 2>&1 |
         tee "$logs/tests.log" | tail -n 60 || status=1
       ;;
     sanitizer)
