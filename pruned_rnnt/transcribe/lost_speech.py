@@ -38,6 +38,9 @@ _CONTEXT = 28
 _POOL_FRAMES, _SMOOTHING_FRAMES = 5, 3
 _NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
 _FRACTION, _LEAST_EXCESS, _MOST_EXCESS = 0.25, 0.5, 1.5
+# Within a quarter of a second before and after, speech becomes louder and softer by as much (4 dB);
+# steady noise does not. It must not count as speech where other parts of a recording have none.
+_NEIGHBOURS, _LEAST_RANGE = 25, 0.5
 
 MarkKind = Literal["speech without text", "text without speech"]
 
@@ -104,7 +107,19 @@ def speech_frames(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     margin_N = (_FRACTION * (speech_N - noise_N)).clamp(_LEAST_EXCESS, _MOST_EXCESS)
     level_NT = _smooth(_excess(in_use_NTF, noise_N1F) * weight_NT) / _smooth(weight_NT)
     # Beyond the end, 0 / 0 is no speech.
-    return (level_NT >= (noise_N + margin_N)[:, None]) & real_NT & (counts_N > 0)[:, None]
+    is_loud_NT = (level_NT >= (noise_N + margin_N)[:, None]) & real_NT & (counts_N > 0)[:, None]
+    return is_loud_NT & (_range_nearby(level_NT, real_NT) >= _LEAST_RANGE)
+
+
+def _range_nearby(values_NT: Tensor, real_NT: Tensor) -> Tensor:
+    """(N, T): the largest minus the smallest value of the neighbours of each frame."""
+    width = 2 * _NEIGHBOURS + 1
+
+    def most(values_NT: Tensor) -> Tensor:
+        masked_NT = values_NT.masked_fill(~real_NT, -torch.inf)
+        return nn.functional.max_pool1d(masked_NT, width, stride=1, padding=_NEIGHBOURS)
+
+    return most(values_NT) + most(-values_NT)
 
 
 def _pooled(features_NTF: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def audio(*parts: tuple[str, float]) -> Tensor:
-    """(T, F) features of speech (syllables of 0.2 s), room noise or digital silence."""
+    """(T, F) features of speech (syllables of 0.2 s), room noise, noise whose level is within that
+    of speech, or digital silence."""
     rng = np.random.default_rng(0)
     found = []
     for kind, seconds in parts:
@@ -46,7 +47,7 @@ def audio(*parts: tuple[str, float]) -> Tensor:
         if kind == "zeros":
             found.append(np.full((frames, 80), -15.94))
             continue
-        level = np.full((frames, 1), -13.0)
+        level = np.full((frames, 1), {"loud noise": -8.0}.get(kind, -13.0))
         if kind == "speech":
             level = -6.5 + 2.5 * np.sin(2 * np.pi * np.arange(frames) / 20)[:, None]
         found.append(level + np.log(rng.gamma(4.0, 0.25, size=(frames, 80))))
@@ -167,6 +168,16 @@ def test_nothing_is_marked_or_decoded_again_without_reason(parts: tuple) -> None
     found = recogniser.transcribe_features(audio(*parts))
     assert found.marks == ()
     assert sum(recogniser.calls) <= 1
+
+
+def test_steady_noise_is_no_speech() -> None:
+    """Even if it is far above the quietest parts of a recording."""
+    parts = [("loud noise", 2.0), ("speech", 2.0), ("noise", 1.0), ("speech", 1.0)]
+    features = audio(*parts)
+    (found,) = speech_frames(features[None], torch.tensor([len(features)]))
+    assert not found[:150].any()
+    assert found[210:390].all()
+    assert found[510:590].all()
 
 
 def test_marks_of_long_audio_have_its_times() -> None:
