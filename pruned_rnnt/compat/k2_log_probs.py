@@ -165,15 +165,16 @@ def get_rnnt_logprobs_pruned(
     check_ranges(ranges, logits, symbols)
     shape = (batch, symbols.shape[-1])
     checked = checked_symbols(symbols, termination_symbol, boundary, shape, logits)
-    ranges = ranges.long()
     columns = shape[1] + 1
-    # Column S has no symbol; its px is cut off below.
-    padded = torch.nn.functional.pad(checked.columns, (0, 1), value=termination_symbol)
-    rows = padded[:, None, :].expand(batch, frame_count, columns).gather(2, ranges)
+    # Where values are not read, columns outside of the lattice become one behind it, which is cut
+    # off below, as the px of column S, which has no symbol.
+    ranges = torch.where((ranges >= 0) & (ranges < columns), ranges.long(), columns)
+    padded = torch.nn.functional.pad(checked.columns, (0, 2))
+    rows = padded[:, None, :].expand(batch, frame_count, columns + 1).gather(2, ranges)
     emit, blank = _emit_and_blank(logits, rows, termination_symbol, use_hat_loss)
-    outside = logits.new_full((batch, frame_count, columns), -torch.inf, dtype=emit.dtype)
-    px = outside.scatter(2, ranges, emit)[:, :, :-1]
-    py = outside.scatter(2, ranges, blank)
+    outside = logits.new_full((batch, frame_count, columns + 1), -torch.inf, dtype=emit.dtype)
+    px = outside.scatter(2, ranges, emit)[:, :, : shape[1]]
+    py = outside.scatter(2, ranges, blank)[:, :, :columns]
     return _finish(
         checked.without_others(px.transpose(1, 2)), py.transpose(1, 2), boundary, rnnt_type
     )
@@ -222,7 +223,8 @@ def _emit_and_blank(
     if not use_hat_loss:
         log_z = logits.logsumexp(dim=3)
         return symbol_logits - log_z[:, :, :columns], blank_logits - log_z
-    is_blank = torch.arange(logits.shape[3], device=logits.device) == blank
+    size = logits.shape[3]
+    is_blank = torch.arange(size, device=logits.device) == blank % size
     log_z = logits[:, :, :columns].masked_fill(is_blank, -torch.inf).logsumexp(dim=3)
     log_symbol = torch.nn.functional.logsigmoid(-blank_logits[:, :, :columns])
     return log_symbol + symbol_logits - log_z, torch.nn.functional.logsigmoid(blank_logits)

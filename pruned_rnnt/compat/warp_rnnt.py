@@ -192,6 +192,7 @@ def _check_padded(xs: Tensor, ys: Tensor, xn: Tensor, yn: Tensor) -> None:
 def _check_compact(xs: Tensor, ys: Tensor, xn: Tensor, yn: Tensor) -> None:
     _check(xs.ndim == 2, "xs must have 2 dimensions")
     _check(xn.shape == yn.shape, "xn and yn shape must be equal (N,)")
+    _check(yn.numel() > 0 and int(yn.min()) >= 0, "yn must have one length or more, from 0 on")
     _check(ys.numel() == int(yn.sum()), "ys shape must be equal to (sum(yn), )")
     rows = int((xn.long() * (yn.long() + 1)).sum())
     _check(xs.shape[0] == rows, r"xs shape mismatch with (\sum{xn*(yn+1)}, )")

@@ -182,7 +182,8 @@ def check_finite(name: str, value: float) -> float:
     """A number, which is no tensor and no bool."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Real, torch.SymFloat)):
         raise TypeError(f"{name} is {value!r}; it must be a number")
-    if not math.isfinite(value):
+    # Not math.isfinite, which torch.compile of torch 2.11 does not take for a dynamic number.
+    if not -math.inf < value < math.inf:
         raise ValueError(f"{name} is {value}; it must be finite")
     return float(value)
 
@@ -264,6 +265,8 @@ def check_lengths(
 ) -> tuple[tuple[Tensor, Tensor], HostLengths | None]:
     """The lengths, those that are missing on the device, and the same as numbers where they may be
     read; sizes has a batch and symbols."""
+    assert sizes.symbols is not None
+    check_not_empty(sizes.source, sizes.frames, sizes.symbols)
     lengths = (
         _length("logit_lengths", logit_lengths, sizes.frames, sizes),
         _length("target_lengths", target_lengths, sizes.symbols, sizes),
@@ -272,6 +275,14 @@ def check_lengths(
     if numbers is not None:
         _check_paths(numbers, sizes, rnnt_type)
     return lengths, numbers
+
+
+def check_not_empty(source: str, frames: int | None, symbols: int) -> None:
+    """ValueError for a lattice without a frame or without the column of u = 0."""
+    if frames is not None and frames < 1:
+        raise ValueError(f"{source} has no frames; there must be at least one")
+    if symbols < 0:
+        raise ValueError(f"{source} has no columns; there must be at least that of u = 0")
 
 
 def known_lengths(utterances: Utterances, validate: bool) -> HostLengths | None:

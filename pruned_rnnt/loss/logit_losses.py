@@ -10,7 +10,7 @@ from pruned_rnnt.loss.packing import given_packed_rows
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.row_loss import LossOptions, row_loss
+from pruned_rnnt.ops.joiner.row_loss import LossOptions, is_in_place, row_loss
 
 
 def rnnt_loss(
@@ -139,6 +139,7 @@ def loss_of_logits(
     unchecked."""
     utterances, rows = rows_of_logits(logits, batch, bounds, options, validate)
     flat = logits.contiguous().view(-1, logits.shape[-1])
+    in_place = is_in_place(in_place)
     return row_loss(flat, utterances.targets, rows, options, in_place, reduction)
 
 

@@ -20,6 +20,7 @@ from pruned_rnnt.loss.logit_losses import check_logits, rows_of_logits
 from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.loss.tdt_checks import check_longest
 from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.row_loss import is_in_place
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, tdt_row_loss
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions
 
@@ -55,8 +56,8 @@ def rnnt_loss_multi_blank(
         (N,) or a scalar; float64 for float64 logits, else float32.
 
     Raises:
-        TypeError, ValueError: as rnnt_loss; ValueError also for columns or durations of big_blanks
-            that do not fit.
+        TypeError, ValueError: as rnnt_loss, where a target that is a big blank is one that does not
+            fit; ValueError also for columns or durations of big_blanks that do not fit.
     """
     vocabulary = check_logits(logits, "U+1", in_place)
     checks.check_reduction(reduction)
@@ -73,7 +74,8 @@ def rnnt_loss_multi_blank(
         utterances = _without(utterances, column, vocabulary, options.blank, validate)
     rows = TdtRows(utterances.targets, geometry)
     flat = logits.contiguous().view(-1, vocabulary)
-    return reduced(tdt_row_loss(flat, None, rows, tdt_options, in_place), reduction)
+    loss_N = tdt_row_loss(flat, None, rows, tdt_options, is_in_place(in_place))
+    return reduced(loss_N, reduction)
 
 
 def _check_big_blanks(big_blanks: Mapping[int, int], blank: int, vocabulary: int) -> dict[int, int]:

@@ -49,24 +49,38 @@ def row_splits_to_row_ids(row_splits: Tensor, row_count: int | None = None) -> T
 
     Args:
         row_splits: (N+1,) integers that start at 0 and do not decrease.
-        row_count: row_splits[-1] if it is known, which saves a synchronization with the device.
+        row_count: row_splits[-1] if it is known, which saves a synchronization with the device. It
+            is compared with row_splits on the CPU; on other devices and in torch.compile, rows
+            behind the last of row_splits count as the last utterance's.
 
     Returns:
         (R,) of the dtype of row_splits; utterance n has row_splits[n+1] - row_splits[n] rows.
+
+    Raises:
+        TypeError, ValueError: name the argument that does not fit. row_splits that decrease are
+            found on the CPU, and without row_count on all devices.
+        RuntimeError: row_splits without values and without row_count.
     """
     check_integers("row_splits", row_splits)
     if row_splits.dim() != 1 or row_splits.numel() < 1:
         raise ValueError(f"row_splits has shape {tuple(row_splits.shape)}; it must be (N+1,)")
-    if readable(False, row_splits) and (row_splits.diff() < 0).any():
-        raise ValueError(f"row_splits is {row_splits.tolist()}; it must not decrease")
     if row_count is None and not has_values(row_splits):
         raise RuntimeError("row_splits has no values (meta or FakeTensor); give row_count")
-    if row_count is not None:
-        row_count = check_integer("row_count", row_count)
-        if readable(False, row_splits) and row_count != int(row_splits[-1] - row_splits[0]):
-            raise ValueError(f"row_count is {row_count}; it must be that of row_splits")
-    utterances = torch.arange(row_splits.numel() - 1).to(row_splits)
-    return torch.repeat_interleave(utterances, row_splits.diff(), output_size=row_count)
+    if readable(row_count is None, row_splits) and (row_splits.diff() < 0).any():
+        raise ValueError(f"row_splits is {row_splits.tolist()}; it must not decrease")
+    if row_count is None:
+        utterances = torch.arange(row_splits.numel() - 1).to(row_splits)
+        return torch.repeat_interleave(utterances, row_splits.diff())
+    row_count = check_integer("row_count", row_count)
+    if row_count < 0:
+        raise ValueError(f"row_count is {row_count}; it must be at least 0")
+    if readable(False, row_splits) and row_count != int(row_splits[-1] - row_splits[0]):
+        raise ValueError(f"row_count is {row_count}; it must be that of row_splits")
+    # Not repeat_interleave: a wrong output_size ends the CUDA context of the process.
+    rows = torch.arange(row_count, dtype=row_splits.dtype, device=row_splits.device)
+    ends = row_splits[1:-1].contiguous()
+    is_int32 = row_splits.dtype == torch.int32
+    return torch.searchsorted(ends, rows + row_splits[0], right=True, out_int32=is_int32)
 
 
 def given_packed_rows(

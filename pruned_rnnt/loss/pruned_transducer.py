@@ -220,6 +220,8 @@ class PrunedTransducerLoss(nn.Module):
         is_plain = tdt is not None and tdt.is_plain
         if torch.compiler.is_compiling() or has_prior or is_plain:
             return None
+        if not (checks.has_values(encoder_out) and checks.has_values(predictor_out)):
+            return None
         is_empty = min(encoder_out.numel(), predictor_out.numel()) == 0
         if is_empty or streamed_of(self, encoder_out, predictor_out) is not None:
             return None

@@ -45,7 +45,8 @@ def rnnt_loss_simple(
         float32.
 
     Raises:
-        TypeError, ValueError: as rnnt_loss.
+        TypeError, ValueError: as rnnt_loss. An utterance whose loss is +inf because values are not
+            read still counts in q, so that with am_only_scale its gradient is not 0.
     """
     sizes = checks.check_am_lm(am, lm, "V")
     penalties = (delay_penalty, fastemit_lambda)

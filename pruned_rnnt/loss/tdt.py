@@ -16,6 +16,7 @@ from pruned_rnnt.loss.tdt_checks import (
     check_tdt_options,
     check_tdt_paths,
 )
+from pruned_rnnt.ops.joiner.row_loss import is_in_place
 from pruned_rnnt.ops.joiner.tdt_row_loss import TdtRows, tdt_row_loss
 
 
@@ -90,7 +91,6 @@ def rnnt_loss_tdt(
     utterances, rows = rows_of_logits(logits, batch, bounds, options, validate)
     check_tdt_paths(checks.known_lengths(utterances, validate), found)
     flat = logits.contiguous().view(-1, V)
-    loss = tdt_row_loss(
-        flat, flat_durations, TdtRows(utterances.targets, rows), tdt_options, in_place
-    )
+    tdt_rows = TdtRows(utterances.targets, rows)
+    loss = tdt_row_loss(flat, flat_durations, tdt_rows, tdt_options, is_in_place(in_place))
     return reduced(loss, reduction)

@@ -30,7 +30,7 @@ def check_durations(durations: Sequence[int]) -> list[int]:
         found = [check_integer("durations", x) for x in durations]
     except TypeError:
         found = []
-    if min(found, default=-1) < 0 or len(set(found)) < len(found) or not any(found):
+    if not any(found) or min(found) < 0 or len(set(found)) < len(found):
         raise ValueError(
             f"durations is {durations}; it must be different integers from 0 on, one of them above "
             "0, for example (0, 1, 2, 3, 4)"

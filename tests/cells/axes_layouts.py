@@ -108,14 +108,8 @@ OTHERS: dict[str, Callable[[Tensor], Any]] = {
     "last axis empty": lambda x: x[..., :0],
     "second axis empty": lambda x: x[:, :0] if x.dim() > 1 else x[:0],
 }
-_OPTIONAL = {
-    "logit_lengths",
-    "target_lengths",
-    "bias",
-    "duration_bias",
-    "boundary",
-    "act_lens",
-}
+# Of these, the sizes must be refused, or agree with values that the CPU reads.
+_SIZES = ("one element more", "last axis empty", "second axis empty")
 
 
 def cells(subjects: list[Subject]) -> Iterator[Cell]:
@@ -134,9 +128,18 @@ def cells(subjects: list[Subject]) -> Iterator[Cell]:
                 yield Cell(subject, "layouts", row, "expanded", change, words=words)
             for column, other in OTHERS.items():
                 change = changing(name, lambda x, other=other: other(x.detach()))
-                yield Cell(
-                    subject, "other tensors", row, column, change, words=_words(subject, name)
-                )
+                words = _words(subject, name)
+                yield Cell(subject, "other tensors", row, column, change, words=words)
+                if column in _SIZES:
+                    yield Cell(
+                        subject,
+                        "unread values",
+                        row,
+                        column,
+                        change,
+                        words=words,
+                        reads_values=False,
+                    )
 
 
 def _words(subject: Subject, name: str) -> tuple[str, ...]:

@@ -149,7 +149,8 @@ def on_meta(subject: Subject, given: Arguments, upstream: Upstream) -> Compariso
     moved = _moved(given, lambda x: x.to("meta"))
     found = results_of(subject.call(**moved))
     if "module" in given:
-        given["module"] = subject.make()["module"].to(torch.float32)
+        device = given["encoder_out"].device
+        given["module"] = subject.make()["module"].to(device, torch.float32)
     return _same_shapes(subject, given, found)
 
 

@@ -152,6 +152,7 @@ def captured(subject: Subject, given: Arguments, upstream: Upstream) -> Comparis
         return on_device[loss.shape]
 
     upstream = upstream._replace(weights=weights)
+    before = {name: x.detach().clone() for name, x in leaves_of(given).items()}
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         compute(subject, given, results_of(subject.call(**given)), upstream)
@@ -165,6 +166,10 @@ def captured(subject: Subject, given: Arguments, upstream: Upstream) -> Comparis
             raise
         # A call that reads values has to wait for the device, which no capture allows.
         raise NotImplementedError("torch cannot capture this call in a CUDA graph") from error
+    with torch.no_grad():
+        # The first call may have written over its arguments.
+        for name, x in leaves_of(given).items():
+            x.copy_(before[name])
     graph.replay()
     torch.cuda.synchronize()
     return found

@@ -96,7 +96,6 @@ _OF_K2 += ("fast_rnnt.rnnt_loss", "fast_rnnt.rnnt_loss_pruned", "k2.get_rnnt_log
 _OF_K2 += tuple(f"k2.get_rnnt_logprobs_{x}" for x in ("smoothed", "joint", "pruned"))
 # Values that have a meaning for some functions.
 _RIGHT_VALUES = {
-    *((x, y) for x in _MASKS for y in STARTS),
     # Their blank is the last column.
     *((f"compat.{x}", "the blank") for x in ("torchaudio.functional.rnnt_loss", _NEMO)),
     # It is raised to what the references need.
@@ -210,7 +209,8 @@ def _integers(subject: Subject, name: str) -> Iterator[Cell]:
     words = (*subject.names_of(name), "utterance", *subject.integers)
     for column, value in _VALUES.get(meaning, {}).items():
         row = f"{subject.name}: {name}"
-        is_bad = value.is_bad and (subject.function, column) not in _RIGHT_VALUES
+        is_right = meaning == "start" and subject.function in _MASKS
+        is_bad = value.is_bad and not is_right and (subject.function, column) not in _RIGHT_VALUES
         is_unread = is_bad and column not in _SHAPES
         bad_utterance = 0 if meaning in ("targets", "start") else 1
         options: dict[str, Any] = {
@@ -220,7 +220,7 @@ def _integers(subject: Subject, name: str) -> Iterator[Cell]:
         }
         change = changing(name, value.change)
         yield Cell(subject, "lengths and targets", row, column, change, **options)
-        if is_unread:
+        if is_unread or column == "None":
             yield Cell(subject, "unread values", row, column, change, **options, reads_values=False)
 
 
@@ -228,15 +228,20 @@ def _scalars(subject: Subject) -> Iterator[Cell]:
     for name, kind in subject.scalars.items():
         for column, value in SCALARS[kind].items():
             default = subject.make().get(name, _DEFAULTS.get(name, 0.0))
-            yield Cell(
-                subject,
-                "options",
-                f"{subject.name}: {name}",
-                column,
-                replacing(**{name: value.change(default)}),
-                words=(*subject.names_of(name), *_disagreement(subject, kind)),
-                must_refuse=value.is_bad and (subject.function, column) not in _RIGHT_VALUES,
-            )
+            row = f"{subject.name}: {name}"
+            change = replacing(**{name: value.change(default)})
+            is_bad = value.is_bad and (subject.function, column) not in _RIGHT_VALUES
+            options: dict[str, Any] = {
+                "words": (*subject.names_of(name), *_disagreement(subject, kind)),
+                "must_refuse": is_bad,
+                # The first utterance has the target.
+                "bad_utterance": 0 if column == "a target" else None,
+            }
+            yield Cell(subject, "options", row, column, change, **options)
+            if column == "a target" or name == "row_count":
+                yield Cell(
+                    subject, "unread values", row, column, change, **options, reads_values=False
+                )
 
 
 def _disagreement(subject: Subject, kind: str) -> tuple[str, ...]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 
-from pruned_rnnt.loss import checks
 from tests.cells.judge import (
     Comparison,
     Upstream,
@@ -23,6 +22,7 @@ from tests.cells.judge import (
     wrong_refusal,
 )
 from tests.cells.subject import Arguments, Subject, placed, results_of
+from tests.loss.unread import not_reading
 
 RIGHT, REFUSED, WRONG, CRASH, ABSENT = "right", "refused", "wrong", "crash", "-"
 DEFAULT = Upstream()
@@ -59,7 +59,8 @@ class Cell:
     run: the call and its gradients, such as plain.
     words: a refusal must name one of them.
     must_refuse: no result is right.
-    bad_utterance: that of a bad value, whose loss is +inf on devices where values are not read.
+    bad_utterance: that of a bad value, whose loss is +inf on devices where values are not read. Of
+        others that the CPU refuses, some utterance's loss must be.
     reads_values: False: they are not read on the CPU either, as inside of torch.compile.
     upstream: of which results gradients are taken.
     reference_change: of the arguments of the reference, if not change.
@@ -108,16 +109,22 @@ def outcome(cell: Cell, device: str) -> Outcome:
     except Exception as error:
         reason = wrong_refusal(error, cell.words)
         return Outcome(REFUSED, str(error)) if reason is None else Outcome(WRONG, reason)
-    is_unread = cell.bad_utterance is not None and (device != "cpu" or not cell.reads_values)
-    if cell.must_refuse and not is_unread:
+    is_read = device == "cpu" and cell.reads_values
+    if cell.bad_utterance is not None and not is_read:
+        return _of_unread_values(cell, got)
+    if cell.must_refuse:
         return Outcome(WRONG, "accepted")
     try:
-        if is_unread:
-            return _of_bad_utterance(cell, got)
         reason = _difference(cell, got)
     except Exception as error:
-        return Outcome(WRONG, f"accepted, but it has no meaning: {type(error).__name__} {error}")
-    return Outcome(RIGHT) if reason is None else Outcome(WRONG, reason)
+        reason = f"accepted, but it has no meaning: {type(error).__name__} {error}"
+    if reason is None:
+        return Outcome(RIGHT)
+    if not is_read and cell.run is plain:
+        on_cpu = outcome(dataclasses.replace(cell, reads_values=True), "cpu")
+        if on_cpu.status == REFUSED:
+            return _of_unread_values(cell, got)
+    return Outcome(WRONG, reason)
 
 
 @contextlib.contextmanager
@@ -128,7 +135,7 @@ def _readable(cell: Cell) -> Iterator[None]:
         return
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with mock.patch.object(checks, "readable", lambda validate, *_: validate):
+        with not_reading():
             yield
     finally:
         torch.use_deterministic_algorithms(False)
@@ -145,20 +152,30 @@ def _difference(cell: Cell, got: Comparison) -> str | None:
     return compared(cell.subject, got, want, dtype)
 
 
-def _of_bad_utterance(cell: Cell, got: Comparison) -> Outcome:
-    """Its loss must be +inf, gradients and the losses of others finite."""
+def _of_unread_values(cell: Cell, got: Comparison) -> Outcome:
+    """What is documented for values that are refused where they are read: the loss of a bad
+    utterance is +inf and its gradient 0. Other results are not specified."""
     n = cell.bad_utterance
-    results = {name: x.cpu() for name, x in got.results.items()}
-    loss_N = next((results[name] for name in got.losses), None)
-    if loss_N is None or loss_N.dim() != 1:
+    loss_N = next((got.results[name].cpu() for name in got.losses), None)
+    if loss_N is None or loss_N.dim() > 1:
         return Outcome(ABSENT, "values are not read on this device")
     worst = -torch.inf if cell.subject.gives_scores else torch.inf
-    if float(loss_N[n]) != worst:
-        return Outcome(WRONG, f"accepted, the loss of the utterance is {float(loss_N[n])}")
-    if not all(bool(x.isfinite().all()) for x in got.grads.values() if x is not None):
+    is_bad = loss_N == worst
+    if not bool(is_bad[n] if n is not None and loss_N.dim() == 1 else is_bad.any()):
+        return Outcome(WRONG, f"accepted, the loss of the utterance is {loss_N.tolist()}")
+    grads = [x.cpu() for x in got.grads.values() if x is not None]
+    if not all(bool(x.isfinite().all()) for x in grads):
         return Outcome(WRONG, "accepted, a gradient is not finite")
+    if loss_N.dim() == 0:
+        return Outcome(RIGHT)
+    # Those of an utterance, not of a layer. The smoothed loss takes a mean over all utterances.
+    own = [x for x in grads if x.dim() > 2 and "smoothed" not in cell.subject.name]
+    if any(bool(x[is_bad].any()) for x in own):
+        return Outcome(WRONG, "accepted, the gradient of the utterance is not 0")
     # Packed rows of others begin elsewhere than their lengths say.
-    is_other = (torch.arange(len(loss_N)) != n) & ("packed" not in cell.subject.name)
+    is_other = ~is_bad
+    if n is not None and "packed" not in cell.subject.name:
+        is_other = torch.arange(len(loss_N)) != n
     if not bool(loss_N[is_other].isfinite().all()):
         return Outcome(WRONG, "accepted, another utterance's loss is lost")
     return Outcome(RIGHT)

@@ -49,7 +49,7 @@ FAMILIES = {
     "lengths and targets": ("Lengths and targets", "Their values, and how they are given."),
     "unread values": (
         "Values that are not read",
-        "In torch.compile and on GPUs: the loss of such an utterance is +inf.",
+        "In torch.compile and on GPUs: the loss of such an utterance is +inf. Sizes are checked.",
     ),
     "options": ("Options", "Values of the scalar options."),
     "values of options": ("Options that change the result", "Against a reference that knows them."),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pruned_rnnt.compat import fast_rnnt, k2
 from tests.compat.batches import BLANK, VOCABULARY, assert_same_gradients, batch, oracle_losses
+from tests.loss.unread import not_reading
 
 TYPES = ["regular", "modified", "constrained"]
 EVERY_COLUMN = torch.tensor([0, 1, 2, 3]).expand(4, 4, 4)
@@ -245,3 +246,32 @@ def test_one_column_of_the_constrained_type_has_no_path_for_symbols() -> None:
         reduction="none",
     )  # fmt: skip
     assert loss.isinf().tolist() == [True, True, False, True]
+
+
+@pytest.mark.parametrize("hat", [False, True])
+def test_columns_outside_of_the_lattice_have_no_arcs_where_ranges_are_not_read(hat) -> None:
+    logits = torch.randn(1, 2, 3, 5)
+    symbols = torch.tensor([[1, 2]])
+    inside, outside = torch.tensor([[[[0, 1, 2]] * 2], [[[0, 1, 2], [-7, 1, 2**40]]]])
+    px, py = k2.get_rnnt_logprobs_pruned(logits, symbols, inside, 0, use_hat_loss=hat)
+    with not_reading():
+        found = k2.get_rnnt_logprobs_pruned(logits, symbols, outside, 0, use_hat_loss=hat)
+    px[:, 0, 1] = -torch.inf
+    py[:, [0, 2], 1] = -torch.inf
+    torch.testing.assert_close(found, (px, py))
+    none = k2.get_rnnt_logprobs_pruned(logits, symbols[:, :0], inside * 0, 0, use_hat_loss=hat)
+    assert none[0].shape == (1, 0, 3)
+
+
+@pytest.mark.parametrize("hat", [False, True])
+def test_a_termination_symbol_may_count_from_the_end(hat) -> None:
+    data = batch()
+    for function, given in (
+        (k2.get_rnnt_logprobs_joint, (data.logits, data.targets)),
+        (k2.get_rnnt_logprobs_pruned, (data.logits, data.targets, EVERY_COLUMN)),
+    ):
+        first, last = (
+            function(*given, blank, boundary=data.boundary, use_hat_loss=hat)
+            for blank in (BLANK, BLANK - VOCABULARY)
+        )
+        torch.testing.assert_close(last, first)

@@ -207,3 +207,10 @@ def test_apply_functions() -> None:
     torch.testing.assert_close(costs, warp_rnnt.rnnt_loss(*arguments, blank=BLANK))
     assert costs.requires_grad
     assert not warp_rnnt.RNNTLossCompact.apply(rows, words, XN, YN, BLANK, 0.0, False).requires_grad
+
+
+def test_negative_lengths_of_packed_labels_are_refused() -> None:
+    rows, words = torch.zeros(2, 4), torch.ones(2, dtype=torch.int32)
+    lengths = torch.tensor([[2, 2], [-1, 3]], dtype=torch.int32)
+    with pytest.raises(warp_rnnt.WarpRnntError, match="yn must have one length or more, from 0 on"):
+        warp_rnnt.rnnt_loss(rows, words, *lengths, compact=True)

@@ -3,8 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pruned_rnnt
+from pruned_rnnt.loss import pruned_transducer
+from pruned_rnnt.loss.composed_losses import LossCall
+from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner import fused_joiner
 from pruned_rnnt.ops.simple import simple_products
 from tests.loss.step_cases import (
@@ -238,3 +242,21 @@ def test_losses_of_utterances(device, reduction) -> None:
         want = each if reduction == "none" else getattr(each, reduction)()
         torch.testing.assert_close(getattr(losses, name).detach(), want)
     assert losses.loss.requires_grad
+
+
+def test_the_step_takes_no_fake_tensors(monkeypatch) -> None:
+    """The library would follow addresses that do not exist."""
+
+    def parameters(*_: object) -> None:
+        raise AssertionError("the step would run")
+
+    monkeypatch.setattr(pruned_transducer, "has_native_step", lambda: True)
+    monkeypatch.setattr(pruned_transducer, "plain_parameters", parameters)
+    criterion = pruned_rnnt.PrunedTransducerLoss(pruned_rnnt.Joiner(7, 5, 6, 11), 7, 5, 11)
+    with FakeTensorMode():
+        encoder_out, predictor_out = (torch.empty(3, x, x, device="cuda") for x in (7, 5))
+        targets = torch.empty(3, 4, dtype=torch.int32, device="cuda")
+        lengths = torch.empty(3, dtype=torch.int32, device="cuda")
+        utterances = Utterances(targets, lengths, lengths, None)
+        call = LossCall(encoder_out, predictor_out, utterances, (0.5, 1.0), None)
+        assert criterion._in_one_step(call) is None

@@ -56,6 +56,8 @@ def run_recursion(px: Tensor, py: Tensor, rows: LatticeRows, options: LossOption
 
 
 def is_in_place(wanted: bool) -> bool:
+    """Whether a gradient is written over logits. Not in torch.compile, which must see this call:
+    torch 2.11 does not know in functions that are opaque to it that it compiles."""
     return wanted and not torch.compiler.is_compiling()
 
 
@@ -68,9 +70,7 @@ def logits_gradient(
     options: LossOptions,
     in_place: bool,
 ) -> Tensor:
-    """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them, except in
-    torch.compile."""
-    in_place = is_in_place(in_place)
+    """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them."""
     grad_logits = logits.detach() if in_place else torch.empty_like(logits)
     scoring = options.of_gradient
     log_probs_backward(grad_loss, logits, statistics, targets, rows, 0, *scoring, grad_logits)
@@ -108,7 +108,7 @@ class _RowLoss(torch.autograd.Function):
         total, gx, gy = run_recursion(px, py, rows, options)
         *row_tensors, frames, columns = rows
         # The gradient of log-probabilities does not depend on them.
-        is_needed = options.normalization != LOG_PROBS or is_in_place(ctx.in_place)
+        is_needed = options.normalization != LOG_PROBS or ctx.in_place
         ctx.shape, ctx.dtype = logits.shape, logits.dtype
         kept = logits if is_needed else None
         ctx.save_for_backward(kept, targets, lse, gx, gy, *row_tensors)
@@ -124,7 +124,7 @@ class _RowLoss(torch.autograd.Function):
         in_place = ctx.in_place
         if logits is None:
             # The memory of the gradient itself, which nothing reads.
-            logits, in_place = lse.new_empty(ctx.shape, dtype=ctx.dtype), True
+            logits, in_place = lse.new_empty(ctx.shape, dtype=ctx.dtype), is_in_place(True)
         arguments = (statistics, targets, rows, ctx.options, in_place)
         return logits_gradient(upstream, logits, *arguments), *[None] * 10
 
