@@ -17,6 +17,8 @@ from pruned_rnnt.data.input.joining import (
     DIGITAL_SILENCE,
     JoiningConfig,
     groups_to_join,
+    joined_utterances,
+    silences_around,
     with_silence,
 )
 from tests.tiny_corpus import make_corpus
@@ -57,7 +59,9 @@ def test_utterances_are_unchanged_between_the_silences() -> None:
     kinds = set()
     for _ in range(30):
         config = JoiningConfig(silence_probability=0.8, silence_seconds=1.0, pause_probability=0.8)
-        joined, begins = with_silence(parts, config, rng)
+        utterance = joined_utterances(parts, config, rng)
+        ((before, after),) = silences_around([len(utterance.features_TF)], config, rng)
+        joined, begins = with_silence(utterance, before, after, rng)
         for begin, part in zip(begins, parts, strict=True):
             assert torch.equal(joined[begin : begin + len(part)], part)
         silence = joined[: begins[0]]
@@ -69,6 +73,23 @@ def test_utterances_are_unchanged_between_the_silences() -> None:
             digital = bool((silence == DIGITAL_SILENCE).all())
             kinds.add("digital" if digital else "faint" if level < -8 else "background")
     assert kinds == {"digital", "faint", "background"}
+
+
+def test_silence_fills_a_batch_to_one_length() -> None:
+    config = JoiningConfig(silence_probability=0.5, silence_seconds=1.0)
+    lengths = [250, 200, 60]
+    sides = set()
+    for seed in range(60):
+        found = silences_around(lengths, config, np.random.default_rng(seed))
+        totals = [length + sum(pair) for length, pair in zip(lengths, found, strict=True)]
+        assert all(0 <= frames <= 100 for pair in found for frames in pair)
+        if totals != lengths:
+            assert 250 <= totals[0] == totals[1] < 350
+            assert totals[2] == min(totals[0], 260)
+            sides.add(tuple(frames > 0 for frames in found[1]))
+    assert sides == {(True, False), (False, True), (True, True)}
+    off = JoiningConfig()
+    assert silences_around(lengths, off, np.random.default_rng(0)) == [(0, 0)] * 3
 
 
 def test_texts_and_times_of_joined_utterances_follow_each_other(corpus: Path) -> None:

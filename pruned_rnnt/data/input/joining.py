@@ -36,10 +36,11 @@ _QUIETEST_SHARE = 0.1
 class JoiningConfig:
     """Silence around training utterances, and utterances joined into longer ones.
 
-    silence_probability: probability that silence is inserted before an utterance, and likewise
-        after it. It is digital silence, noise of any level and colour, or noise like the
-        utterance's own background.
-    silence_seconds: longest silence, on top of data.max_duration.
+    silence_probability: probability that the utterances of a batch get silence before or after
+        them, or both, which fills the batch to one length. It is digital silence, noise of any
+        level and colour, or noise like the utterance's own background.
+    silence_seconds: longest silence before or after an utterance; also the most by which the
+        length of a batch grows, on top of data.max_duration.
     probability: probability that the utterances of a batch are joined, in groups of equal size, as
         far as data.max_lattice allows.
     longest_seconds: longest joined utterance.
@@ -89,33 +90,58 @@ def groups_to_join(
     return [order[begin : begin + size] for begin in range(0, len(order), size)]
 
 
-def with_silence(
+def joined_utterances(
     parts: Sequence[Tensor], config: JoiningConfig, rng: np.random.Generator
 ) -> JoinedFeatures:
-    """Joins (T, F) features of utterances in this order, with silence around and between them."""
-    around = (config.silence_probability, config.silence_seconds, rng)
-    between = (config.pause_probability, config.pause_seconds, rng)
+    """Joins (T, F) features of utterances in this order, with pauses between them."""
     pieces: list[Tensor] = []
     begins = []
     for number, features_TF in enumerate(parts):
         if len(parts) > 1 and config.gain_db > 0:
             gain_db = rng.uniform(-config.gain_db, config.gain_db)
             features_TF = features_TF + gain_db * LOG_ENERGY_PER_DB
-        pieces.append(_silence(features_TF, *(between if number else around)))
+        if number and rng.uniform() < config.pause_probability:
+            frames = int(rng.uniform(0, config.pause_seconds) * FRAMES_PER_SECOND)
+            pieces.append(_silence(features_TF, frames, rng))
         begins.append(sum(map(len, pieces)))
         pieces.append(features_TF)
-    pieces.append(_silence(parts[-1], *around))
     return JoinedFeatures(torch.cat(pieces), tuple(begins))
 
 
-def _silence(
-    features_TF: Tensor, probability: float, seconds: float, rng: np.random.Generator
-) -> Tensor:
-    """(T, F) of silence beside an utterance, T = 0 where none is drawn."""
+def silences_around(
+    lengths: Sequence[int], config: JoiningConfig, rng: np.random.Generator
+) -> list[tuple[int, int]]:
+    """Frames of silence before and after each utterance of a batch, of so many frames.
+
+    They fill the batch to one length, as far as the longest silence allows: most of them are in
+    place of padding, which takes as much time.
+    """
+    if rng.uniform() >= config.silence_probability:
+        return [(0, 0)] * len(lengths)
+    most = int(config.silence_seconds * FRAMES_PER_SECOND)
+    filled = max(lengths, default=0) + int(rng.uniform(0, most))
+    found = []
+    for length in lengths:
+        total = min(filled - length, 2 * most)
+        # Before it only, after it only, or both.
+        share = rng.choice([0.0, 1.0, rng.uniform()])
+        before = min(max(int(share * total), total - most), most)
+        found.append((before, min(total - before, most)))
+    return found
+
+
+def with_silence(
+    utterance: JoinedFeatures, before: int, after: int, rng: np.random.Generator
+) -> JoinedFeatures:
+    """With so many frames of silence before and after it."""
+    features_TF, begins = utterance
+    pieces = (_silence(features_TF, before, rng), features_TF, _silence(features_TF, after, rng))
+    return JoinedFeatures(torch.cat(pieces), tuple(begin + before for begin in begins))
+
+
+def _silence(features_TF: Tensor, frames: int, rng: np.random.Generator) -> Tensor:
+    """(frames, F) of silence beside an utterance."""
     bins = features_TF.shape[1]
-    frames = 0
-    if rng.uniform() < probability:
-        frames = int(rng.uniform(0, seconds) * FRAMES_PER_SECOND)
     if frames == 0:
         return features_TF.new_empty(0, bins)
     kind = rng.choice(["zeros", "noise", "noise", "background"])

@@ -32,6 +32,8 @@ from pruned_rnnt.data.input.joining import (
     JoinedFeatures,
     JoiningConfig,
     groups_to_join,
+    joined_utterances,
+    silences_around,
     with_silence,
 )
 from pruned_rnnt.data.input.prepared_folder import read_cuts
@@ -108,7 +110,7 @@ class SpeechDataset(Dataset[Batch]):
         longest_first = sorted(cuts, key=lambda cut: (-cut.duration, cut.id))
         with preserve_global_rngs():
             read = self._read(longest_first, epoch, left_out) or self._substitute(epoch, left_out)
-            utterances = [self._utterance(parts, epoch) for parts in self._grouped(read, epoch)]
+            utterances = [self._utterance(*each, epoch) for each in self._joined(read, epoch)]
         # The sort is stable: without changes of length, the order is that of the durations.
         utterances.sort(key=lambda utterance: -len(utterance.views[0]))
         features_NTF, feature_lengths_N = pad_features(
@@ -157,13 +159,12 @@ class SpeechDataset(Dataset[Batch]):
             f"no utterance of a batch can be read, and no other one to replace it: {left_out[0]}"
         )
 
-    def _grouped(
+    def _joined(
         self, read: Sequence[tuple[Any, Tensor]], epoch: int
-    ) -> list[list[tuple[Any, Tensor]]]:
-        """The utterances of a batch, of which each group becomes one."""
+    ) -> list[tuple[list[Any], JoinedFeatures]]:
+        """The utterances of a batch with silence around them, some of them of several cuts."""
         if self.augmenter is None:
-            return [[each] for each in read]
-        durations = [float(cut.duration) for cut, _ in read]
+            return [([cut], JoinedFeatures(features_TF, (0,))) for cut, features_TF in read]
         ids = [cut.id for cut, _ in read]
         rng = np.random.default_rng(derived_seed(self.augmenter.seed, epoch, *ids, "joining"))
         most = len(read)
@@ -172,18 +173,23 @@ class SpeechDataset(Dataset[Batch]):
             sizes = [self.lattice_bound.size(cut) for cut, _ in read]
             frames, symbols = (max(each) for each in zip(*sizes, strict=True))
             most = self.lattice_bound.most // (len(read) * frames * symbols)
+        durations = [float(cut.duration) for cut, _ in read]
         groups = groups_to_join(durations, most, self.joining, rng)
-        return [[read[place] for place in group] for group in groups]
+        joined = [
+            joined_utterances([read[place][1] for place in group], self.joining, rng)
+            for group in groups
+        ]
+        silences = silences_around([len(each.features_TF) for each in joined], self.joining, rng)
+        return [
+            ([read[place][0] for place in group], with_silence(each, *silence, rng))
+            for group, each, silence in zip(groups, joined, silences, strict=True)
+        ]
 
-    def _utterance(self, parts: Sequence[tuple[Any, Tensor]], epoch: int) -> _Utterance:
-        """One utterance of the parts, augmented unless the dataset is for validation."""
-        cuts = [cut for cut, _ in parts]
+    def _utterance(self, cuts: Sequence[Any], joined: JoinedFeatures, epoch: int) -> _Utterance:
+        """One utterance of the cuts, augmented unless the dataset is for validation."""
         name = "+".join(cut.id for cut in cuts)
-        joined = JoinedFeatures(parts[0][1], (0,))
         views: Views = (joined.features_TF,)
         if self.augmenter is not None:
-            rng = np.random.default_rng(derived_seed(self.augmenter.seed, epoch, name, "silence"))
-            joined = with_silence([features_TF for _, features_TF in parts], self.joining, rng)
             if self.two_views:
                 views = self.augmenter.two_views(joined.features_TF, epoch=epoch, cut_id=name)
             else:
