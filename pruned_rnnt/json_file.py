@@ -44,6 +44,8 @@ def damaged(path: Path, reason: object, advice: str = "") -> ValueError:
 def from_json(kind: type[T], values: Any) -> T:
     """A dataclass or NamedTuple from its JSON object, with the values checked; other keys are left.
 
+    Sequences may be tuples, as in an object that a file of torch.save holds.
+
     The types of its fields may be str, bool, int, float, Any, such classes, and tuples of any
     length, mappings with texts as keys, and any of these or None.
 
@@ -63,7 +65,7 @@ def _checked(kind: Any, value: Any, key: str) -> Any:
             return None
         (kind,) = (each for each in arguments if each is not type(None))
         return _checked(kind, value, key)
-    if isinstance(value, list) and get_origin(kind) is tuple:
+    if isinstance(value, (list, tuple)) and get_origin(kind) is tuple:
         return tuple(_checked(arguments[0], item, f"{key}.{n}") for n, item in enumerate(value))
     if isinstance(value, dict):
         if get_origin(kind) is Mapping:

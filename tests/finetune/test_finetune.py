@@ -7,6 +7,7 @@ import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -90,14 +91,14 @@ def test_both_test_sets_are_measured_before_and_after(
     assert main(["align", str(run)]) in (0, EXIT_FAILED)
 
 
-def counts_of(run: Path, data: Path) -> dict[str, int]:
+def counts_of(run: Path, data: Path) -> dict[str, Any]:
     """Errors and words of the test set, with the tokens of the run."""
     config = run_config(run)
     loaded = load_model(config)
     module = DataModule(replace(config.data, path=str(data)), tokenizer=loaded.tokenizer)
     decoded = decode_set(loaded.model, module.test_loader("test"), loaded.tokenizer, config.decode)
     counts = count_errors([each.transcript for each in decoded.utterances])
-    return {"errors": counts.errors, "words": counts.reference_words}
+    return {"errors": counts.errors, "words": counts.reference_words, "metric": "wer"}
 
 
 @pytest.mark.slow

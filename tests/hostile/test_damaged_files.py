@@ -275,6 +275,7 @@ def test_values_of_other_types_are_named() -> None:
 
     assert from_json(Item, {"name": "a", "share": 1, "other": 3}) == Item("a", 1)
     assert from_json(Item, {"name": "a", "parts": [1, 2], "note": None}).parts == (1, 2)
+    assert from_json(Item, {"name": "a", "parts": (1, 2)}).parts == (1, 2)
     for values, message in (
         ({"name": 3}, "name is 3, needs str"),
         ({"name": "a", "share": True}, "share is True, needs float"),

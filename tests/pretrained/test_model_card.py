@@ -57,7 +57,7 @@ def test_card_has_the_measured_rates(
     rate, errors, words = re.search(r"WER ([\d.]+)% \[(\d+) / (\d+)", printed).groups()
     low, high = re.search(r"interval of the WER ([\d.]+)% .. ([\d.]+)%", printed).groups()
     card = export(run, "card.license=cc-by-4.0", "card.language=[en]", "card.name=My model")
-    assert f"| modified_beam | {rate}% ({errors} errors in {words} words) |" in card
+    assert f"| modified_beam | WER {rate}% ({errors} errors in {words} words) |" in card
     assert f"| {low}% to {high}% |" in card
     values = front_matter(card)
     assert values["license"] == "cc-by-4.0"
