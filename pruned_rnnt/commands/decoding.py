@@ -78,6 +78,7 @@ class Decoding:
                 f"{split}, {loaded.name}",
             )
         words = [utterance.transcript for utterance in decoded.utterances]
+        lost = [(each, run) for each in words for run in lost_runs(each)]
         by_word = ErrorRate.of(words)
         by_character = ErrorRate.of([transcript.characters() for transcript in words])
         errors = SetErrors.of(words)
@@ -101,7 +102,7 @@ class Decoding:
             characters=by_character,
             code=str(code_version()),
             metric=metric,
-            lost_runs=sum(len(lost_runs(each)) for each in words),
+            lost_runs=len(lost),
             inputs=inputs,
             configuration={
                 "decode": to_dict(config),
@@ -125,7 +126,7 @@ class Decoding:
             f"95% interval of the {metric.upper()} {chosen.lower:.2%} .. {chosen.upper:.2%}, "
             f"{len(words)} utterances, real-time factor {decoded.real_time_factor:.4f}"
         )
-        for line in lost_lines(words):
+        for line in lost_lines(lost, by_word.counts.reference_words):
             print(line)
         for line in unknown_lines(decoded.utterances, loaded.tokenizer):
             print(line)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.scoring.headline import MetricChoice, errors_by_language, language_lines
-from pruned_rnnt.decode.scoring.lost_runs import LEAST_WORDS, lost_runs
+from pruned_rnnt.decode.scoring.lost_runs import LEAST_WORDS
 from pruned_rnnt.decode.scoring.wer import Transcript
 
 _SHOWN = 8
@@ -29,21 +29,22 @@ def unknown_lines(utterances: Sequence[Decoded], tokenizer: Tokenizer) -> list[s
     ]
 
 
-def lost_lines(transcripts: Sequence[Transcript]) -> list[str]:
-    """A line about runs of words without text, and one for each of the longest; or none."""
-    found = [(each, run) for each in transcripts for run in lost_runs(each)]
-    if not found:
+def lost_lines(lost: Sequence[tuple[Transcript, range]], words: int) -> list[str]:
+    """A line about runs of words without text, and one for each of the longest; or none.
+
+    words: of all references.
+    """
+    if not lost:
         return []
-    words = sum(len(each.reference) for each in transcripts)
-    found.sort(key=lambda pair: -len(pair[1]))
+    longest = sorted(lost, key=lambda pair: -len(pair[1]))[:_SHOWN]
     return [
-        f"lost speech: {len(found):,} runs of {LEAST_WORDS} or more words without text, "
-        f"{10_000 * len(found) / words:.1f} in 10,000 words",
+        f"lost speech: {len(lost):,} runs of {LEAST_WORDS} or more words without text, "
+        f"{10_000 * len(lost) / words:.1f} in 10,000 words",
         *(
             f"  {each.id}: {len(run)} words after the first {run.start}: "
             + " ".join(each.reference[run.start : min(run.stop, run.start + _SHOWN)])
             + (" ..." if len(run) > _SHOWN else "")
-            for each, run in found[:_SHOWN]
+            for each, run in longest
         ),
     ]
 

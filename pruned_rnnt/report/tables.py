@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pruned_rnnt.decode.scoring.error_statistics import ErrorStatistics, WordPair
-from pruned_rnnt.decode.scoring.lost_runs import lost_runs
+from pruned_rnnt.decode.scoring.lost_runs import lost_runs_of_pairs
 from pruned_rnnt.report.comparison import Comparison
 from pruned_rnnt.report.scored_set import GroupRate, ScoredSet, ScoredUtterance
 from pruned_rnnt.report.shown_pairs import shown_pairs
@@ -120,7 +120,7 @@ def lost_table(scored: ScoredSet, name: str) -> Table | None:
     """Runs of words without text; None without any, or if the errors are those of characters."""
     if scored.unit != "word":
         return None
-    runs = [(each, run) for each in scored.utterances for run in lost_runs(each.transcript)]
+    runs = [(each, run) for each in scored.utterances for run in lost_runs_of_pairs(each.pairs)]
     if not runs:
         return None
     return Table(

@@ -33,7 +33,11 @@ def test_runs(reference: str, hypothesis: str, expected: list[tuple[int, int]]) 
 
 
 def test_lines_name_the_utterance_and_its_words() -> None:
-    assert lost_lines([transcript("a b", "a")]) == []
-    first, line = lost_lines([transcript("a b c d e", "a"), transcript("f g h i j", "f g h i j")])
+    def lines(*transcripts: Transcript) -> list[str]:
+        lost = [(each, run) for each in transcripts for run in lost_runs(each)]
+        return lost_lines(lost, sum(len(each.reference) for each in transcripts))
+
+    assert lines(transcript("a b", "a")) == []
+    first, line = lines(transcript("a b c d e", "a"), transcript("f g h i j", "f g h i j"))
     assert first == ("lost speech: 1 runs of 3 or more words without text, 1000.0 in 10,000 words")
     assert line == "  u1: 4 words after the first 1: b c d e"

@@ -94,10 +94,12 @@ def joined_utterances(
     parts: Sequence[Tensor], config: JoiningConfig, rng: np.random.Generator
 ) -> JoinedFeatures:
     """Joins (T, F) features of utterances in this order, with pauses between them."""
+    if len(parts) == 1:
+        return JoinedFeatures(parts[0], (0,))
     pieces: list[Tensor] = []
     begins = []
     for number, features_TF in enumerate(parts):
-        if len(parts) > 1 and config.gain_db > 0:
+        if config.gain_db > 0:
             gain_db = rng.uniform(-config.gain_db, config.gain_db)
             features_TF = features_TF + gain_db * LOG_ENERGY_PER_DB
         if number and rng.uniform() < config.pause_probability:
@@ -134,6 +136,8 @@ def with_silence(
     utterance: JoinedFeatures, before: int, after: int, rng: np.random.Generator
 ) -> JoinedFeatures:
     """With so many frames of silence before and after it."""
+    if before == after == 0:
+        return utterance
     features_TF, begins = utterance
     pieces = (_silence(features_TF, before, rng), features_TF, _silence(features_TF, after, rng))
     return JoinedFeatures(torch.cat(pieces), tuple(begin + before for begin in begins))

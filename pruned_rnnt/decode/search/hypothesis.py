@@ -1,14 +1,8 @@
-"""The result of a search, and the function that searches call the joiner by."""
+"""The result of a search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import Tensor
-
-# Logits of the joiner for projected encoder frames and projected predictor output.
-JoinerFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
