@@ -27,7 +27,7 @@ print("torch" in sys.modules, os.environ.get("GOMP_SPINCOUNT"))
         ({"OMP_WAIT_POLICY": "active"}, "None"),
     ],
 )
-def test_commands_limit_spinning_unless_told_otherwise(
+def test_commands_limit_spinning_unless_the_user_sets_a_limit(
     chosen: dict[str, str], expected: str
 ) -> None:
     environment = {k: v for k, v in os.environ.items() if "GOMP" not in k and "OMP_" not in k}

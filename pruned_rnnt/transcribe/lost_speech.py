@@ -24,6 +24,15 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.transcribe.silence import is_digital_silence
+from pruned_rnnt.transcribe.speech_energy import (
+    FRACTION,
+    LEAST_EXCESS,
+    MOST_EXCESS,
+    NOISE_QUANTILE,
+    POOL_FRAMES,
+    SMOOTHING_FRAMES,
+    SPEECH_QUANTILE,
+)
 
 # The symbol at a frame may belong to the speech of so many feature frames before and after it; the
 # last one before a pause to more, because words are longer there.
@@ -34,10 +43,6 @@ _SHORT_PAUSE, _LEAST = 20, 30
 _FAR_BELOW = 3.0
 # Kept on both sides of a part that is decoded again.
 _CONTEXT = 28
-# As in `speech_energy`.
-_POOL_FRAMES, _SMOOTHING_FRAMES = 5, 3
-_NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
-_FRACTION, _LEAST_EXCESS, _MOST_EXCESS = 0.25, 0.5, 1.5
 # Within a quarter of a second before and after, speech becomes louder and softer by as much (4 dB);
 # steady noise does not. It must not count as speech where other parts of a recording have none.
 _NEIGHBOURS, _LEAST_RANGE = 25, 0.5
@@ -99,12 +104,12 @@ def speech_frames(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     unused_NP = unused_NP | (share_NP1[:, :, 0] == 0)
     counts_N = (~unused_NP).sum(dim=1)
     sorted_NPF = pooled_NPF.masked_fill(unused_NP[:, :, None], torch.inf).sort(dim=1).values
-    noise_N1F = _quantile(sorted_NPF, counts_N, _NOISE_QUANTILE)
+    noise_N1F = _quantile(sorted_NPF, counts_N, NOISE_QUANTILE)
     level_NP = _excess(pooled_NPF, noise_N1F)
     sorted_NP1 = level_NP.masked_fill(unused_NP, torch.inf).sort(dim=1).values[:, :, None]
-    noise_N = _quantile(sorted_NP1, counts_N, _NOISE_QUANTILE)[:, 0, 0]
-    speech_N = _quantile(sorted_NP1, counts_N, _SPEECH_QUANTILE)[:, 0, 0]
-    margin_N = (_FRACTION * (speech_N - noise_N)).clamp(_LEAST_EXCESS, _MOST_EXCESS)
+    noise_N = _quantile(sorted_NP1, counts_N, NOISE_QUANTILE)[:, 0, 0]
+    speech_N = _quantile(sorted_NP1, counts_N, SPEECH_QUANTILE)[:, 0, 0]
+    margin_N = (FRACTION * (speech_N - noise_N)).clamp(LEAST_EXCESS, MOST_EXCESS)
     level_NT = _smooth(_excess(in_use_NTF, noise_N1F) * weight_NT) / _smooth(weight_NT)
     # Beyond the end, 0 / 0 is no speech.
     is_loud_NT = (level_NT >= (noise_N + margin_N)[:, None]) & real_NT & (counts_N > 0)[:, None]
@@ -125,14 +130,14 @@ def _range_nearby(values_NT: Tensor, real_NT: Tensor) -> Tensor:
 def _pooled(features_NTF: Tensor) -> Tensor:
     """(N, T, F) -> (N, P, F)"""
     pooled_NFP = nn.functional.avg_pool1d(
-        features_NTF.transpose(1, 2), _POOL_FRAMES, ceil_mode=True, count_include_pad=False
+        features_NTF.transpose(1, 2), POOL_FRAMES, ceil_mode=True, count_include_pad=False
     )
     return pooled_NFP.transpose(1, 2)
 
 
 def _smooth(values_NT: Tensor) -> Tensor:
-    width = 2 * _SMOOTHING_FRAMES + 1
-    return nn.functional.avg_pool1d(values_NT, width, stride=1, padding=_SMOOTHING_FRAMES)
+    width = 2 * SMOOTHING_FRAMES + 1
+    return nn.functional.avg_pool1d(values_NT, width, stride=1, padding=SMOOTHING_FRAMES)
 
 
 def _quantile(sorted_NPX: Tensor, counts_N: Tensor, fraction: float) -> Tensor:

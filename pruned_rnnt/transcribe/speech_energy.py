@@ -24,17 +24,17 @@ from pruned_rnnt.transcribe.silence import is_digital_silence
 # Frames are decided in steps of 2 s, from the 30 s before and the 3 s after them,
 # so that the result does not depend on the sizes of the pieces in which the features arrive.
 _STEP_FRAMES, _AHEAD_FRAMES, _CONTEXT_FRAMES = 200, 300, 200
-_POOL_FRAMES = 5
-_MEMORY_POOLED = 30 * 100 // _POOL_FRAMES
+POOL_FRAMES = 5
+_MEMORY_POOLED = 30 * 100 // POOL_FRAMES
 # The noise of a mel bin is its 10th percentile: pauses and closures are that common in any speech.
-_NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
+NOISE_QUANTILE, SPEECH_QUANTILE = 0.1, 0.98
 # A frame is close to the noise up to this fraction of the way from the noise to the speech, but at
 # least to 2 dB (0.5) and at most to 6.5 dB (1.5) above the noise: a quiet speaker is speech, too.
-_FRACTION, _LEAST, _MOST = 0.25, 0.5, 1.5
+FRACTION, LEAST_EXCESS, MOST_EXCESS = 0.25, 0.5, 1.5
 # In silence, the remembered level of speech decays: in a minute, the excess over the noise by a
 # sixth, and the energy by 1.3 dB.
 _DECAY, _FADE = 0.994, 0.01
-_SMOOTHING_FRAMES = 3
+SMOOTHING_FRAMES = 3
 # Far below the loudest sound within 1.5 s on both sides, or the remembered speech: 13 dB (3.0).
 _DEPTH, _NEARBY_FRAMES = 3.0, 150
 # Steady: within 0.3 s on both sides, the median change in 50 ms is below 1.5 dB (0.35).
@@ -72,11 +72,11 @@ class EnergyDetector:
         begin, end = self._decided, self._decided + frames
         known_TF = self._features_TF[: end + _AHEAD_FRAMES]
         pooled_PF = torch.cat((self._pooled_PF, _pooled(known_TF[begin:])))
-        loud = float(_quantile(pooled_PF.logsumexp(dim=1), _SPEECH_QUANTILE))
+        loud = float(_quantile(pooled_PF.logsumexp(dim=1), SPEECH_QUANTILE))
         self._loud = max(loud, self._loud - _FADE)
         is_noise_T = self._is_close_to_noise(known_TF, pooled_PF)
         is_noise_T |= _is_quiet_and_steady(known_TF, self._loud)
-        self._pooled_PF = pooled_PF[: len(self._pooled_PF) + -(-frames // _POOL_FRAMES)]
+        self._pooled_PF = pooled_PF[: len(self._pooled_PF) + -(-frames // POOL_FRAMES)]
         self._pooled_PF = self._pooled_PF[-_MEMORY_POOLED:]
         drop = max(0, end - _CONTEXT_FRAMES)
         self._features_TF = self._features_TF[drop:]
@@ -89,12 +89,12 @@ class EnergyDetector:
         sounds_PF = pooled_PF[~is_digital_silence(pooled_PF)]
         if not len(sounds_PF):
             return torch.ones(len(known_TF), dtype=torch.bool)
-        noise_F = _quantile(sounds_PF, _NOISE_QUANTILE)
+        noise_F = _quantile(sounds_PF, NOISE_QUANTILE)
         level_P = _excess(sounds_PF, noise_F)
-        noise = float(_quantile(level_P, _NOISE_QUANTILE))
-        speech = float(_quantile(level_P, _SPEECH_QUANTILE))
+        noise = float(_quantile(level_P, NOISE_QUANTILE))
+        speech = float(_quantile(level_P, SPEECH_QUANTILE))
         self._contrast = max(speech - noise, _DECAY * self._contrast)
-        threshold = noise + min(max(_FRACTION * self._contrast, _LEAST), _MOST)
+        threshold = noise + min(max(FRACTION * self._contrast, LEAST_EXCESS), MOST_EXCESS)
         return _smooth(_excess(known_TF, noise_F)) < threshold
 
 
@@ -121,16 +121,16 @@ def _is_quiet_and_steady(known_TF: Tensor, loud: float) -> Tensor:
 def _pooled(features_TF: Tensor) -> Tensor:
     """(T, F) -> (P, F): means over 50 ms; a shorter rest counts as one."""
     return nn.functional.avg_pool1d(
-        features_TF.T, _POOL_FRAMES, ceil_mode=True, count_include_pad=False
+        features_TF.T, POOL_FRAMES, ceil_mode=True, count_include_pad=False
     ).T
 
 
 def _smooth(values_T: Tensor) -> Tensor:
     return nn.functional.avg_pool1d(
         values_T[None],
-        2 * _SMOOTHING_FRAMES + 1,
+        2 * SMOOTHING_FRAMES + 1,
         stride=1,
-        padding=_SMOOTHING_FRAMES,
+        padding=SMOOTHING_FRAMES,
         count_include_pad=False,
     )[0]
 

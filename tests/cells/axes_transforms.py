@@ -104,7 +104,7 @@ def vmapped(subject: Subject, given: Arguments, upstream: Upstream) -> Compariso
 
 
 def forward_mode(subject: Subject, given: Arguments, upstream: Upstream) -> Comparison:
-    """The directional derivative along ones, told as a gradient scaled to give it."""
+    """The directional derivative along ones, as a gradient that is scaled to equal it."""
     leaves = {k: x.detach() for k, x in leaves_of(given).items() if "." not in k}
     tangents = {k: torch.ones_like(x) for k, x in leaves.items()}
     loss = _loss_of(subject, given, upstream)

@@ -82,14 +82,14 @@ def section(family: str, results: Results) -> str:
     """The text of one family of cells, between its markers: a line for each column."""
     title, sentence = FAMILIES[family]
     own = {cell: found for cell, found in results.items() if cell.family == family}
-    lines = [f"## {title}", "", f"{sentence} {_told(own.values())}.", ""]
+    lines = [f"## {title}", "", f"{sentence} {_counts(own.values())}.", ""]
     lines += ["| given | right | refused | an error |", "|" + " --- |" * 4]
     for column in dict.fromkeys(cell.column for cell in own):
         lines.append(_line(column, {c: found for c, found in own.items() if c.column == column}))
     return "\n".join(lines)
 
 
-def _told(outcomes: Iterable[Outcome]) -> str:
+def _counts(outcomes: Iterable[Outcome]) -> str:
     counts = Counter(found.status for found in outcomes)
     return ", ".join(f"{counts[status]:,} {status}" for status in (RIGHT, REFUSED))
 
@@ -99,8 +99,8 @@ def _line(column: str, own: Results) -> str:
     count = len(rows[RIGHT]) + len(rows[REFUSED])
     if not count:
         return f"| {column} | - | - | {next(iter(own.values())).detail} |"
-    told = [_rows(rows[status], count) for status in _SHOWN]
-    return f"| {' | '.join([column, *told, _usual_error(own)])} |"
+    columns = [_rows(rows[status], count) for status in _SHOWN]
+    return f"| {' | '.join([column, *columns, _usual_error(own)])} |"
 
 
 def _rows(rows: list[str], count: int) -> str:
@@ -115,8 +115,8 @@ def _rows(rows: list[str], count: int) -> str:
         return f"{len(rows)} of {count}"
     names = []
     for function, found in arguments.items():
-        told = ", ".join(x for x in found if x)
-        names.append(f"`{function}`" + (f": {told}" if told else ""))
+        shown = ", ".join(x for x in found if x)
+        names.append(f"`{function}`" + (f": {shown}" if shown else ""))
     return f"{len(rows)} of {count}: {'; '.join(names)}"
 
 
@@ -159,7 +159,7 @@ def committed(family: str, page: str) -> str:
 
 def rendered(results: Results) -> str:
     """The whole page."""
-    total = f"Together {_told(results.values())}."
+    total = f"Together {_counts(results.values())}."
     sections = [marked(family, section(family, results)) for family in FAMILIES]
     parts = [_HEADER.format(torch=TORCH, total=total), *sections, _BY_FUNCTION]
     return "\n".join([*parts, by_function(results), ""])

@@ -72,7 +72,7 @@ def test_every_cell_is_right_or_refused(part: str, device: str) -> None:
     outcomes = runner.run(numbers, device)
     results = {cells[n]: outcomes[n] for n in numbers}
     failed = {cell: x for cell, x in results.items() if x.status in (WRONG, CRASH)}
-    assert not failed, _told(failed)
+    assert not failed, _failures(failed)
     print(Counter(found.status for found in results.values()))
     if device != "cpu" or page.not_comparable() is not None:
         return
@@ -82,7 +82,7 @@ def test_every_cell_is_right_or_refused(part: str, device: str) -> None:
         assert page.committed(family, text) == found, "run python -m scripts.what_works"
 
 
-def _told(failed: dict[Cell, Outcome]) -> str:
+def _failures(failed: dict[Cell, Outcome]) -> str:
     """A line for each kind of failure."""
     alike: dict[str, list[str]] = {}
     for cell, found in failed.items():

@@ -149,7 +149,7 @@ def test_a_damaged_library_is_removed(gpu: FakeGpu, tmp_path: Path) -> None:
     other = tmp_path / "other.so"
     other.write_bytes(b"")
     for each in (path, other):
-        with compile_cache.mended(ImportError("file too short", path=str(each))):
+        with compile_cache.repaired(ImportError("file too short", path=str(each))):
             assert triton.knobs.compilation.always_compile
     assert not path.exists()
     assert other.exists()

@@ -15,7 +15,7 @@ from pruned_rnnt.setting_checks import check_at_least
 
 logger = logging.getLogger(__name__)
 
-# The longest utterance that `prepare` keeps and training uses, unless they are told otherwise.
+# The longest utterance that `prepare` keeps and training uses, unless a setting names another.
 LONGEST_SECONDS = 40.0
 # Ids to list for each reason, and ids to keep in memory.
 _MAX_LISTED = 5

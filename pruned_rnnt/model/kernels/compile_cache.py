@@ -35,7 +35,7 @@ _NOT_WRITABLE = (
     errno.EROFS,
 )
 _MOST_SECONDS_FOR_OTHERS = 120.0
-_mending = threading.RLock()
+_repair_lock = threading.RLock()
 
 
 def folder() -> Path:
@@ -44,13 +44,13 @@ def folder() -> Path:
 
 
 @contextmanager
-def mended(error: Exception) -> Iterator[None]:
+def repaired(error: Exception) -> Iterator[None]:
     """Remove the reason why a kernel could be neither loaded nor compiled, if it lies in the cache.
 
     Within the context, Triton compiles kernels even if the cache has them, which replaces damaged
     entries.
     """
-    with _mending:
+    with _repair_lock:
         path = getattr(error, "path", None)
         if isinstance(error, ImportError) and path is not None:
             # A damaged library for the launches of a kernel; Triton replaces it only if it is gone.

@@ -83,7 +83,7 @@ def compile_variant(jit: Any, device: int, arguments: tuple[Any, ...], num_warps
             if is_out_of_memory(error):
                 raise
             jit.device_caches.clear()  # it keeps kernels that could not be loaded
-            with compile_cache.mended(error):
+            with compile_cache.repaired(error):
                 return variant()
 
 
