@@ -193,10 +193,6 @@ class NothingNew(pruned_rnnt.Joiner):
     """A subclass that adds nothing."""
 
 
-def _relu(*sizes: int, **options: int) -> pruned_rnnt.Joiner:
-    return pruned_rnnt.Joiner(*sizes, activation="relu", **options)
-
-
 def joiner_hook(given: Arguments) -> Arguments:
     given["module"].joiner.register_forward_hook(lambda _m, _i, output: output * 1.5)
     return given
