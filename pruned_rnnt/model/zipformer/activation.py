@@ -8,7 +8,6 @@ Axes: N batch, T frames, C channels.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -67,9 +66,12 @@ class _LogSumSwoosh:
         return torch.add(through_softplus, grad, alpha=-_SLOPE, out=torch.empty_like(self.x))
 
 
-@functools.cache
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(1,); its sum with a tensor of a narrower dtype has `dtype`, unlike a sum with a number."""
+    """(1,); its sum with a tensor of a narrower dtype has `dtype`, unlike a sum with a number.
+
+    New for each call: a tensor kept for the process would be undefined if the first call belonged
+    to the capture of a CUDA graph, and any write to its memory would spoil all later passes.
+    """
     return torch.full((1,), value, dtype=dtype, device=device)
 
 
