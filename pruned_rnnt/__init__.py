@@ -128,7 +128,7 @@ def load(
             repository of `hub`, is not installed.
     """
     # Imported here because the losses need torch alone.
-    from pruned_rnnt.optional_packages import missing_packages_named
+    from pruned_rnnt.system.optional_packages import missing_packages_named
 
     with missing_packages_named():
         from pruned_rnnt.pretrained import load as pretrained_load

@@ -29,7 +29,6 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import Search, build_search
 from pruned_rnnt.decode.encode import Precision, encode_padded
@@ -42,6 +41,7 @@ from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.kernels.available import MODES, kernel_report, set_mode
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.system.allocator import keep_freed_memory
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.documented_parser import documented_parser
 from scripts.random_zipformer import SIZES, random_model

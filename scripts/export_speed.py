@@ -28,12 +28,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pruned_rnnt.allocator import keep_freed_memory
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.verify import run_recognise
+from pruned_rnnt.system.allocator import keep_freed_memory
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from scripts.benchmark.results import FOLDER, commit, machine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pruned_rnnt.settings_help import settings_as_markdown
+from pruned_rnnt.config.help import settings_as_markdown
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
 

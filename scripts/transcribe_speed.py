@@ -35,8 +35,7 @@ import soundfile
 import torch
 from torch import Tensor
 
-from pruned_rnnt.allocator import keep_freed_memory
-from pruned_rnnt.config import load_config
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, batch_features
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
@@ -48,6 +47,7 @@ from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.pretrained.load import load
+from pruned_rnnt.system.allocator import keep_freed_memory
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.inputs import AudioInput

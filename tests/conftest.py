@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pruned_rnnt.openmp import limit_spinning
+from pruned_rnnt.system.openmp import limit_spinning
 
 limit_spinning()  # before torch is imported
 

@@ -10,7 +10,7 @@ import pytest
 # Page faults of computing with blocks of 64 MiB, which are freed each time.
 _PROGRAM = """
 import resource, sys, torch
-from pruned_rnnt.allocator import keep_freed_memory
+from pruned_rnnt.system.allocator import keep_freed_memory
 
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit(3)

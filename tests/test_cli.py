@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.folder_lock import exclusive_folder_lock
 from pruned_rnnt.model.kernels.available import kernel_report
+from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.checkpoint import CheckpointError
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import load_model, run_config

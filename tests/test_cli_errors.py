@@ -12,7 +12,7 @@ import pytest
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.train.tasks.registry import load_experiment
 from tests.tiny_corpus import tiny_overrides
 

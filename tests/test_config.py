@@ -9,7 +9,8 @@ from typing import Literal
 
 import pytest
 
-from pruned_rnnt.config import (
+from pruned_rnnt.config.files import config_file, configs_folder
+from pruned_rnnt.config.load import (
     ConfigError,
     differences,
     from_dict,
@@ -18,7 +19,6 @@ from pruned_rnnt.config import (
     to_yaml,
     value_of,
 )
-from pruned_rnnt.config_files import config_file, configs_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "pruned_rnnt"
 # The parts that each part may import. A part with sub-folders stands for all of them when it is
 # imported; as a row it stands for the modules directly in its folder.
 ALLOWED = {
-    "base": set(),
+    "system": set(),
+    "config": {"system"},
     "pruned_rnnt": {"loss", "ops", "pretrained", "transcribe"},
     "ops/common": set(),
     "ops/lattice": {"ops/common"},
@@ -67,26 +68,9 @@ ALLOWED = {
     "interop": {"data", "loss", "model", "train"},
     "report": {"align", "data", "decode", "diagnostics", "model", "run", "train"},
 }
-# The modules directly in the package: those of `base`, and those that may import every part.
-BASE = {
-    "allocator",
-    "code_version",
-    "config",
-    "config_files",
-    "config_keys",
-    "console",
-    "folder_lock",
-    "garbage",
-    "host_copy",
-    "json_file",
-    "openmp",
-    "optional_packages",
-    "out_of_memory",
-    "progress",
-    "setting_checks",
-    "usage_errors",
-}
-TOP = {"__main__", "cli", "commands", "recipes", "settings_help"}
+# Rows that every part may import, and modules and parts that may import every part.
+BASE = {"system", "config"}
+TOP = {"__main__", "cli", "recipes"}
 
 
 def _row(module: str) -> str | None:
@@ -94,8 +78,6 @@ def _row(module: str) -> str | None:
     names = [name for name in module.split(".")[1:] if name != "__init__"]
     if not names or names == ["public"]:
         return "pruned_rnnt"
-    if names[0] in BASE:
-        return "base"
     if names[0] in TOP:
         return None
     rows = (row for row in ("/".join(names[:2]), names[0]) if row in ALLOWED)
@@ -110,7 +92,7 @@ def _rows_of(part: str) -> set[str]:
 def _may_import(row: str) -> set[str]:
     """The rows that the modules of a row may name in their imports."""
     named = {other for part in ALLOWED[row] for other in _rows_of(part)}
-    return named | {row, "base", "pruned_rnnt"}
+    return named | {row, "pruned_rnnt"} | (BASE if row not in BASE else set())
 
 
 def _may_load(row: str) -> set[str]:
@@ -118,7 +100,7 @@ def _may_load(row: str) -> set[str]:
 
     Every import runs `pruned_rnnt/__init__.py`, which loads the losses and their operators.
     """
-    found = {row, "base", "pruned_rnnt"} | _rows_of("loss") | _rows_of("ops")
+    found = {row, "pruned_rnnt"} | BASE | _rows_of("loss") | _rows_of("ops")
     waiting = [row]
     while waiting:
         new = {other for part in ALLOWED[waiting.pop()] for other in _rows_of(part)} - found

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED
-from pruned_rnnt.optional_packages import (
+from pruned_rnnt.cli.command import EXIT_FAILED
+from pruned_rnnt.system.optional_packages import (
     PACKAGES_OF_EXTRA,
     MissingPackageError,
     missing_packages_named,

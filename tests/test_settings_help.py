@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.config import load_config
+from pruned_rnnt.config.help import field_meanings, settings_as_yaml
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS
 from pruned_rnnt.model.model_config import PREDICTOR_CONFIGS
-from pruned_rnnt.settings_help import field_meanings, settings_as_yaml
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
 from scripts import settings_page

@@ -13,7 +13,7 @@ from lhotse import CutSet, Features, MonoCut, SupervisionSegment
 from lhotse.features.io import NumpyFilesWriter
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.config import load_config
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.train.experiment import ExperimentConfig

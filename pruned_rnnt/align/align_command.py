@@ -17,8 +17,8 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.run.alignments import AlignmentPlace
+from pruned_rnnt.system.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console

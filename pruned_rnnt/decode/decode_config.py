@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.decode.encode import Precision
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.scoring.headline import MetricChoice
 from pruned_rnnt.decode.search.fast_beam import FastBeamConfig
-from pruned_rnnt.setting_checks import check_at_least
 
 BEAM_METHODS = ("modified_beam", "ctc_prefix_beam")
 _NEEDS_BEAM = f"decode.method={' or '.join(BEAM_METHODS)}"

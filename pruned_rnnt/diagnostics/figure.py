@@ -25,7 +25,7 @@ from pruned_rnnt.diagnostics.axes import (
 )
 from pruned_rnnt.diagnostics.durations import draw_durations, duration_shares, strip_height
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.system.optional_packages import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from pruned_rnnt.diagnostics.alignment import Alignment
 from pruned_rnnt.diagnostics.axes import FAINT_INK, INK, PAPER, add_colour_bar, plain_axes
 from pruned_rnnt.diagnostics.figure import PATH, draw_lattice, lattice_size, lattice_visits
 from pruned_rnnt.diagnostics.labels import is_mark, printable, use_fonts_of_labels
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.system.optional_packages import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,7 +15,7 @@ from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 
 _BEAM_SIZE = 4
 

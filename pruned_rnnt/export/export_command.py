@@ -14,8 +14,8 @@ from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.interop.icefall.export_folder import export_icefall
 from pruned_rnnt.model.build_model import as_transducer
-from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
-from pruned_rnnt.usage_errors import UsageError
+from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
+from pruned_rnnt.system.usage_errors import UsageError
 
 
 def check_export(options: argparse.Namespace) -> None:

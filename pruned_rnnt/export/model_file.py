@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pruned_rnnt.config import from_dict, to_dict
+from pruned_rnnt.config.load import from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.broken_parameters import describe_broken
@@ -28,7 +28,7 @@ from pruned_rnnt.model.fitted_model import fitted_model
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 
 FORMAT = "pruned_rnnt model"
 VERSION = 1

@@ -43,8 +43,8 @@ from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer
-from pruned_rnnt.optional_packages import ONNX_PACKAGES, require
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, require
+from pruned_rnnt.system.usage_errors import ExportError
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("sherpa_script.py")

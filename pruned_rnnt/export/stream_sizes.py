@@ -6,7 +6,7 @@ from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 
 # A causal model emits the last symbols up to this long after they were spoken.
 _DELAY_SECONDS = 0.3

@@ -26,7 +26,7 @@ from pruned_rnnt.export.graphs import MAX_FRAMES, MIN_FRAMES, Graph
 from pruned_rnnt.export.tdt_features import KaldiFeatures
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 
 # Practically minus infinity.
 _NEVER = -1e9

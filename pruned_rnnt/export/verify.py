@@ -32,8 +32,8 @@ from pruned_rnnt.export.tdt_graphs import TdtEncoderGraph
 from pruned_rnnt.export.verify_tdt import compare_tdt, converted_features
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
+from pruned_rnnt.system.usage_errors import ExportError
 
 # For float32 outputs; a larger difference means that the graph computes something else.
 TOLERANCE = 1e-3

@@ -22,8 +22,8 @@ from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.finetune.source import Source
-from pruned_rnnt.json_file import damaged, from_json, read_json
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.system.json_file import damaged, from_json, read_json
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config import ConfigError, differences, to_dict
+from pruned_rnnt.config.load import ConfigError, differences, to_dict
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.filters import cut_text

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config import ConfigError, from_dict, load_config, to_dict, value_of
+from pruned_rnnt.config.load import ConfigError, from_dict, load_config, to_dict, value_of
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.finetune.source import Source, load_source
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder

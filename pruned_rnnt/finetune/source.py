@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pruned_rnnt.config import ConfigError, load_config
+from pruned_rnnt.config.load import ConfigError, load_config
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export import model_file
 from pruned_rnnt.interop.icefall.imported_run import read_run

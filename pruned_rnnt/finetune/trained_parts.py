@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from pruned_rnnt.config import ConfigError
+from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.model.lora import is_adapter
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.config.checks import check_at_least, check_fractions
 from pruned_rnnt.model.attention import (
     RotaryAttention,
     attention_bias,
@@ -43,7 +44,6 @@ from pruned_rnnt.model.subsampling import (
     ConvSubsampling,
     subsampled_length,
 )
-from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 _LOG_MEL_SCALE = 0.25
 # Left context of a stream, in chunks, for models trained with unlimited left context.

@@ -37,7 +37,7 @@ from pruned_rnnt.model.captured_passes import (
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.model.zipformer.schedule import Recorder
-from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

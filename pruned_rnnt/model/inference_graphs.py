@@ -23,7 +23,7 @@ from torch import Tensor
 from pruned_rnnt.model.captured_passes import SharedBuffers, capturing, hooks_inside
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.shape_steps import BatchPadding
-from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

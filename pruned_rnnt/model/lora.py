@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.config.checks import check_at_least
 
 # Layers of the parts, by their names in any of the encoders.
 _PARTS = {

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pruned_rnnt.config.checks import check_at_least, check_fractions
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS
-from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 PREDICTOR_CONFIGS: dict[str, type[AnyPredictorConfig]] = {
     "stateless": PredictorConfig,

@@ -16,9 +16,9 @@ from typing import Literal
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.model.saved_file import read_outline
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine import checkpoint
 from pruned_rnnt.train.engine.train_config import CONFIG_NAME
-from pruned_rnnt.usage_errors import UsageError
 
 TOKEN_FILES = ("bpe.model", "tokens.txt")
 # Where icefall's recipes, and repositories of its models, keep checkpoints and tokens.

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pruned_rnnt.export.readme import HERE
-from pruned_rnnt.optional_packages import require
 from pruned_rnnt.pretrained.model_card import FILE_NAME as CARD_NAME
+from pruned_rnnt.system.optional_packages import require
 
 _PREFIX = re.compile(r"hf:/{1,2}")  # a Path has one slash
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.config import load_config
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.training_durations import read_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
@@ -24,12 +24,12 @@ from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
 from pruned_rnnt.pretrained.hub import local_path
 from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model, run_config, set_chunks
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
-from pruned_rnnt.usage_errors import UsageError
 
 
 def load(

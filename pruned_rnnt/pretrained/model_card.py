@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config import plain_yaml
+from pruned_rnnt.config.load import plain_yaml
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.train.card_config import UNKNOWN, CardConfig

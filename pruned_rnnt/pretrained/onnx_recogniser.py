@@ -26,12 +26,12 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
-from pruned_rnnt.json_file import damaged, from_json, read_json
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.system.json_file import damaged, from_json, read_json
+from pruned_rnnt.system.optional_packages import require
+from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.segments import SegmentConfig
-from pruned_rnnt.usage_errors import ExportError
 
 _FloatArray = npt.NDArray[np.float32]
 # The level of the noise that is appended to streams, as recognise.py of the folder does.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config import to_dict
+from pruned_rnnt.config.load import to_dict
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.fingerprint import fingerprint

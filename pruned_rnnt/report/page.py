@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt import __version__
-from pruned_rnnt.config import differences, to_yaml
+from pruned_rnnt.config.load import differences, to_yaml
 from pruned_rnnt.decode.scoring.significance import REPLICATIONS
-from pruned_rnnt.optional_packages import PACKAGES_OF_EXTRA, require
 from pruned_rnnt.report.charts import Chart
 from pruned_rnnt.report.report_run import ReportRun
 from pruned_rnnt.report.scored_set import ScoredSet
 from pruned_rnnt.report.set_section import SetSection
 from pruned_rnnt.report.training_charts import validation_table
+from pruned_rnnt.system.optional_packages import PACKAGES_OF_EXTRA, require
 
 _FILES = Path(__file__).parent / "page"
 

@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.report.clips import ByteBudget
 from pruned_rnnt.report.comparison import Comparison, compare
 from pruned_rnnt.report.cut_details import CutDetails, read_cut_details
@@ -22,7 +21,8 @@ from pruned_rnnt.report.set_section import SetSection, set_section
 from pruned_rnnt.report.training_charts import training_charts
 from pruned_rnnt.report.worst import worst_utterances
 from pruned_rnnt.run.result_file import ResultFile
-from pruned_rnnt.usage_errors import UsageError
+from pruned_rnnt.system.progress import progress_bar
+from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console

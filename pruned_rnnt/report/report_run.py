@@ -9,11 +9,11 @@ from typing import Any
 
 from pruned_rnnt.report.partner import has_equal
 from pruned_rnnt.run.result_file import ErrorSummary, ResultFile, find_results
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import config_path
 from pruned_rnnt.train.tasks.registry import load_experiment
-from pruned_rnnt.usage_errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

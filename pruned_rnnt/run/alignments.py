@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from pruned_rnnt.json_file import read_json
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.whole_files import write_lines
-from pruned_rnnt.usage_errors import UsageError
+from pruned_rnnt.system.json_file import read_json
+from pruned_rnnt.system.usage_errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from pruned_rnnt.decode.scoring.wer import (
     confidence_interval,
     count_errors,
 )
-from pruned_rnnt.json_file import damaged, from_json, read_json
 from pruned_rnnt.run.result_inputs import ResultInputs
+from pruned_rnnt.system.json_file import damaged, from_json, read_json
 
 _PREFIX = "scores-"
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pruned_rnnt.data.input.batch_identity import Audio
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
-from pruned_rnnt.json_file import from_json
 from pruned_rnnt.run.measured import measurement_path, read_measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.results import results_folder
+from pruned_rnnt.system.json_file import from_json
 
 _METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))
 # The first lines of an errs file.

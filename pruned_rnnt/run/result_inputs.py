@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from pruned_rnnt.json_file import from_json
+from pruned_rnnt.system.json_file import from_json
 
 # Keeps the longest file name, with its prefix and fingerprint, below 255 bytes.
 _MOST_BYTES = 150

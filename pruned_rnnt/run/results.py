@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.decode.scoring.wer import Transcript
-from pruned_rnnt.folder_lock import exclusive_folder_lock
-from pruned_rnnt.json_file import read_json
 from pruned_rnnt.run.icefall_files import write_icefall_files
 from pruned_rnnt.run.measured import Measurement, measurement_path
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.whole_files import write_lines
+from pruned_rnnt.system.folder_lock import exclusive_folder_lock
+from pruned_rnnt.system.json_file import read_json
 
 _ALL_SCORES = "scores.json"
 

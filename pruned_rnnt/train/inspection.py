@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from pruned_rnnt.config import ConfigError
+from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.input.lm_texts import TextFiles, text_splits
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.split_summary import show_split, show_texts

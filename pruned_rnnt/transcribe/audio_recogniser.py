@@ -20,6 +20,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.batches import BatchDecoder, BestPaths, SegmentBatches
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
@@ -32,7 +33,6 @@ from pruned_rnnt.transcribe.speech_silero import SileroDetector
 from pruned_rnnt.transcribe.stream import Stream
 from pruned_rnnt.transcribe.stream_group import step
 from pruned_rnnt.transcribe.transcription import Transcription, transcriptions
-from pruned_rnnt.usage_errors import UsageError
 
 # Threads that read files; more would wait for Python's lock.
 _MOST_THREADS = 8

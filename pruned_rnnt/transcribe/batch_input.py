@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import batch_features, frame_count
-from pruned_rnnt.host_copy import to_device
 from pruned_rnnt.model.shape_steps import BatchPadding
+from pruned_rnnt.system.host_copy import to_device
 from pruned_rnnt.transcribe.lost_speech import Stretch
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import Segment

@@ -19,9 +19,9 @@ import torch
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
-from pruned_rnnt.host_copy import HostCopy
 from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
-from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.system.host_copy import HostCopy
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.transcribe.batch_input import (
     BatchInput,
     batch_input,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.config.checks import check_at_least
 
 # Why words are final: a pause, the length of the text so far, or the end of the stream.
 Reason = Literal["pause", "length", "end"]

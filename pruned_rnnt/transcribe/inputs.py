@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
-from pruned_rnnt.usage_errors import UsageError
+from pruned_rnnt.system.usage_errors import UsageError
 
 
 class AudioInput(NamedTuple):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.system.optional_packages import require
 
 logger = logging.getLogger(__name__)
 

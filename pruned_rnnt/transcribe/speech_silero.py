@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.system.optional_packages import require
 
 # The network's sizes at 16 kHz: new samples of a chunk, samples before them, and the state.
 _CHUNK, _BEFORE, _STATE_SHAPE = 512, 64, (2, 1, 128)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from pruned_rnnt.data.audio.features import batch_features
-from pruned_rnnt.host_copy import to_device
+from pruned_rnnt.system.host_copy import to_device
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.stream import Slot, Stream, StreamModel
 from pruned_rnnt.transcribe.stream_states import StateSlots

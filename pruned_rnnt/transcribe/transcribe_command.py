@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pruned_rnnt.data.audio.audio_file import seconds_in_header
-from pruned_rnnt.out_of_memory import is_out_of_memory
-from pruned_rnnt.progress import progress_bar
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
+from pruned_rnnt.system.progress import progress_bar
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
@@ -20,7 +21,6 @@ from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.stream import Stream
 from pruned_rnnt.transcribe.transcription import Transcription
 from pruned_rnnt.transcribe.transcripts import mark_text, transcript
-from pruned_rnnt.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -24,7 +24,7 @@ VOCABULARY = 500
 LEAD = 2
 # The modules that define each name: in this version, then in 6cd4554.
 _MODULES = {
-    "load_config": ("pruned_rnnt.config",),
+    "load_config": ("pruned_rnnt.config.load",),
     "ExperimentConfig": ("pruned_rnnt.train.experiment",),
     "Batch": ("pruned_rnnt.data.input.batch", "pruned_rnnt.data.batch"),
     "TransducerModel": ("pruned_rnnt.model.transducer_model", "pruned_rnnt.model.transducer"),

@@ -13,7 +13,7 @@ from lhotse import CutSet
 from pruned_rnnt.align.sources import align_file
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.decode.timing.head_paths import head_paths

@@ -13,7 +13,7 @@ from pruned_rnnt.align import picture
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.align.picture import draw_utterance, find_cuts
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.decode.decode_config import DecodeConfig

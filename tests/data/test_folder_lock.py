@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.data.input.prepared_folder import building, write_report
-from pruned_rnnt.folder_lock import exclusive_folder_lock
+from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 
 # Holds the lock and has a forked child that outlives it, as loader workers do.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from pruned_rnnt.folder_lock import exclusive_folder_lock
+from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 with exclusive_folder_lock(Path(sys.argv[1]), "is held"):
     if os.fork() == 0:
         time.sleep(20)

@@ -118,14 +118,14 @@ def test_decode_writes_the_delays(
     def one_word(found: Hypothesis, spoken: object, tokenizer: object) -> list[WordDelay]:
         return [WordDelay("one", 9, 0.3, True, False)]
 
-    monkeypatch.setattr("pruned_rnnt.commands.decoding.word_delays", one_word)
+    monkeypatch.setattr("pruned_rnnt.cli.decoding.word_delays", one_word)
     assert main(["decode", str(run)]) == 0
     assert "correct words p50 100, p90 100, p95 100, p99 100 ms; " in capsys.readouterr().out
     (path,) = (run / "results").glob("delays-test-greedy-*.jsonl")
     found = read_delays(path)
     assert len({name for name, _ in found}) == len(found) > 1
     assert {delay for _, delay in found} == {WordDelay("one", 9, 0.3, True, False)}
-    monkeypatch.setattr("pruned_rnnt.commands.decoding.word_delays", lambda *_: [])
+    monkeypatch.setattr("pruned_rnnt.cli.decoding.word_delays", lambda *_: [])
     assert main(["decode", str(run)]) == 0
     assert not path.exists()
     assert "emission delay" not in capsys.readouterr().out

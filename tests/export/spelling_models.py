@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, Tokenizer
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 
 
 def write_folder(folder: Path, kind: str, tokenizer: Tokenizer, symbols: Sequence[int]) -> None:

@@ -23,8 +23,8 @@ from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.recogniser import Recogniser
-from pruned_rnnt.usage_errors import ExportError
 from tests.export.tone_corpus import make_corpus
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 

@@ -15,7 +15,7 @@ import torch
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.training_durations import read_p99_duration
 from pruned_rnnt.export.graphs import Graph, decoder, joiner

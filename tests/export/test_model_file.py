@@ -15,9 +15,9 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
-from pruned_rnnt.usage_errors import ExportError
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
 

@@ -25,7 +25,7 @@ from pruned_rnnt.export.tdt_graphs import tdt_tokens
 from pruned_rnnt.export.verify import run_recognise, verify
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 from tests.tiny_models import tiny_conformer, tiny_model
 
 WORDS = [a + b for a, b in itertools.product("abcdef", "uvwxyz")]

@@ -21,7 +21,7 @@ from pruned_rnnt.export.verify import Verification, run_recognise, verify
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 from tests.export.tone_corpus import TONES, sing
 from tests.tiny_models import tiny_model
 

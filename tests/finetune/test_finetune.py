@@ -14,7 +14,7 @@ import torch
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import decode_set

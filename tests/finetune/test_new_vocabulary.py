@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pruned_rnnt.config import ConfigError
+from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.tokens.extended_tokenizer import extended_tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import (
     TOKENIZER_KINDS,

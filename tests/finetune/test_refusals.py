@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lhotse import CutSet
 
-from pruned_rnnt.commands import EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_USAGE
 from tests.finetune.runs import command, error_of
 
 

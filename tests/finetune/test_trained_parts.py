@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pruned_rnnt.config import ConfigError
+from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.finetune.trained_parts import freeze, grouped_by_rate, part_names
 from pruned_rnnt.model.lora import LoraConfig, add_adapters, is_adapter
 from pruned_rnnt.model.transducer_model import TransducerModel

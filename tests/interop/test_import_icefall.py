@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.interop.icefall.token_files import read_token_file
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from pruned_rnnt.config import from_dict, to_dict
+from pruned_rnnt.config.load import from_dict, to_dict
 from pruned_rnnt.model.zipformer import (
     SIZES,
     Zipformer,

@@ -16,9 +16,9 @@ import soundfile
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.optional_packages import MissingPackageError
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.pretrained.hub import HubError, hub_name, local_path
+from pruned_rnnt.system.optional_packages import MissingPackageError
 from tests.pretrained.saved_models import (
     make_model,
     make_tokenizer,

@@ -14,7 +14,7 @@ import torch
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_USAGE
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
@@ -26,12 +26,12 @@ from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.optional_packages import MissingPackageError
 from pruned_rnnt.pretrained.found_model import NoModelError, find_model
+from pruned_rnnt.system.optional_packages import MissingPackageError
+from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
-from pruned_rnnt.usage_errors import ExportError
 from tests.pretrained.saved_models import (
     make_model,
     make_tokenizer,

@@ -13,11 +13,11 @@ import torch
 
 from pruned_rnnt import __version__
 from pruned_rnnt.cli import main
-from pruned_rnnt.code_version import code_version
-from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.run.measured import read_measurements
+from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.train.engine.run_versions import versions
 from pruned_rnnt.train.run import load_model, run_config
 from tests.pretrained.saved_models import make_model, make_tokenizer, save_run

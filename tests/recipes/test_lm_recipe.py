@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_USAGE
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.tasks.lm_task import load_language_model
 from tests.tiny_corpus import make_corpus, tiny_overrides

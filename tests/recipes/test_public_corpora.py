@@ -144,7 +144,7 @@ def _recipes() -> Iterator[CorpusRecipe]:
 
 @pytest.mark.parametrize("recipe", list(_recipes()), ids=lambda recipe: recipe.name)
 def test_recipes_have_a_configuration_and_a_readme(recipe: CorpusRecipe) -> None:
-    from pruned_rnnt.config import load_config
+    from pruned_rnnt.config.load import load_config
 
     root = Path(__file__).parent.parent.parent
     config = load_config(ExperimentConfig, root / "configs" / f"{recipe.name}.yaml")

@@ -11,7 +11,7 @@ from pruned_rnnt.recipes.speechocean762 import corpus as corpus_module
 from pruned_rnnt.recipes.speechocean762.speakers import hold_out_speakers
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.config import load_config
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.train.experiment import ExperimentConfig

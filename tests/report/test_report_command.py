@@ -18,7 +18,7 @@ from lhotse import CutSet
 from PIL import Image
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.report.clips import ByteBudget, Clip, audio_clip
 from tests.data import spoken_corpus

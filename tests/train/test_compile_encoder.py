@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pruned_rnnt.config import load_config
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import speech_trainer

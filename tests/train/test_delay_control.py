@@ -12,16 +12,16 @@ import torch
 from lhotse import CutSet
 from lhotse.supervision import AlignmentItem
 
-from pruned_rnnt.config import ConfigError
+from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.loss.results import Occupancy
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import ModelLosses
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.tasks.delay_control import DelayControl, _counts, _quantile
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from pruned_rnnt.usage_errors import UsageError
 from tests.tiny_corpus import make_corpus, tiny_experiment
 from tests.train.run_files import checkpoint_of, killed_at
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.train.tasks import dry_run

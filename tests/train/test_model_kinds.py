@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.config import ConfigError, load_config, to_yaml
+from pruned_rnnt.config.load import ConfigError, load_config, to_yaml
 from pruned_rnnt.export.differences import check_predictor
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.model_config import ModelConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import LARGE, SMALL
+from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.usage_errors import ExportError
 
 
 def test_configuration_files(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.config import load_config
-from pruned_rnnt.config_files import configs_folder
+from pruned_rnnt.config.files import configs_folder
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer

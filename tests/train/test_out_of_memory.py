@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.model.speech_model import ModelLosses
-from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.optim.untraced import AdamW

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from tests.tiny_corpus import tiny_overrides

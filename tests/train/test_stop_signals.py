@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_INTERRUPTED
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_INTERRUPTED
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks

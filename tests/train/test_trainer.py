@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from pruned_rnnt.config import ConfigError
+from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import progress_bar, progress_line, read_metrics, step_line
 from pruned_rnnt.train.tasks.speech_task import speech_trainer

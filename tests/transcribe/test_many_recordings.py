@@ -16,7 +16,7 @@ import torch
 
 from pruned_rnnt import load
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED
+from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pruned_rnnt.optional_packages import MissingPackageError
+from pruned_rnnt.system.optional_packages import MissingPackageError
 from pruned_rnnt.transcribe.speech_silero import SileroDetector
 
 needs_silero = pytest.mark.skipif(find_spec("silero_vad") is None, reason="needs silero-vad")

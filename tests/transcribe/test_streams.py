@@ -18,11 +18,11 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_stream_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.stream import FinalText, Stream
 from pruned_rnnt.transcribe.stream_group import step
-from pruned_rnnt.usage_errors import ExportError
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 from tests.transcribe.random_model import save_random_model, sound
 

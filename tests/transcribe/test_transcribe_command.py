@@ -15,7 +15,7 @@ import torch
 
 from pruned_rnnt import load
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio import audio_stream
 from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID

@@ -16,7 +16,7 @@ import torch
 
 from pruned_rnnt import load
 from pruned_rnnt.cli import main
-from pruned_rnnt.commands import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.transcribe import recordings
 from tests.transcribe.random_model import save_random_model, sound
 

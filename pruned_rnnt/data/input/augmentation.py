@@ -21,6 +21,7 @@ from lhotse.dataset import SpecAugment
 from lhotse.dataset.signal_transforms import time_warp
 from torch import Tensor
 
+from pruned_rnnt.config.checks import check_at_least, check_fractions
 from pruned_rnnt.data.input.feature_transforms import (
     LOG_ENERGY_PER_DB,
     add_noise,
@@ -28,7 +29,6 @@ from pruned_rnnt.data.input.feature_transforms import (
     stretch_time,
     warp_frequency,
 )
-from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pruned_rnnt.config.checks import check_at_least, check_fractions
 from pruned_rnnt.data.input.augmentation import AugmentationConfig
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.joining import JoiningConfig
-from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 from lhotse import CutSet
 
+from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.setting_checks import check_at_least
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pruned_rnnt.config.checks import check_at_least, check_fractions
 from pruned_rnnt.data.input.feature_transforms import LOG_ENERGY_PER_DB
-from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 FRAMES_PER_SECOND = 100
 # Log-mel energy of samples that are all zero.

@@ -25,8 +25,8 @@ from lhotse import CutSet
 
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.folder_lock import exclusive_folder_lock
-from pruned_rnnt.json_file import read_json
+from pruned_rnnt.system.folder_lock import exclusive_folder_lock
+from pruned_rnnt.system.json_file import read_json
 
 REPORT_NAME = "prepare.json"
 _MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pruned_rnnt.json_file import damaged, read_json
+from pruned_rnnt.system.json_file import damaged, read_json
 
 _NAME = "utterances.json"
 _KEY = "usual_longest_seconds"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.data.input.prepared_folder import REPORT_NAME, check_output
-from pruned_rnnt.json_file import read_json
+from pruned_rnnt.system.json_file import read_json
 
 # Options that do not change the contents of the folder.
 _WITHOUT_EFFECT = frozenset({"output", "num_jobs", "replace"})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.data.prepare.shard_writer import Shard, ShardResult, manifest_name, write_shard
-from pruned_rnnt.json_file import read_json
+from pruned_rnnt.system.json_file import read_json
 
 RECORDS = ".shards"
 _NUMBERED = re.compile(r"\.(\d{6})\.|-(\d{6})\.")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pruned_rnnt.decode.fusion.ngram import check_symbols
 from pruned_rnnt.decode.search.rows import Rows
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.system.optional_packages import require
 
 # Table entries (4 bytes each) that are kept from one batch to the next.
 _MAX_ENTRIES = 100_000_000

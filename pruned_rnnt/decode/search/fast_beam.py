@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.search_arguments import silent_mask
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
-from pruned_rnnt.setting_checks import check_at_least
 
 # Practically minus infinity, but finite, so that k2 can add it.
 _MINUS_INFINITY = -1e5

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from pruned_rnnt.host_copy import HostCopy
+from pruned_rnnt.system.host_copy import HostCopy
 
 _Result = TypeVar("_Result")
 _Other = TypeVar("_Other")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.json_file import damaged, from_json, read_json
+from pruned_rnnt.system.json_file import damaged, from_json, read_json
 
 _NAME = "calibration.json"
 # Logits of 1e-4 and 1 - 1e-4, the smallest and the largest confidence that is printed.

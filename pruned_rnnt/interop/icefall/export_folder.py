@@ -9,7 +9,7 @@ import torch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 
 
 def export_icefall(model: TransducerModel, tokenizer: Tokenizer, folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config import load_config, to_dict, to_yaml
+from pruned_rnnt.config.load import load_config, to_dict, to_yaml
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.interop.icefall.token_files import read_token_file
 from pruned_rnnt.interop.icefall.zipformer_import import (

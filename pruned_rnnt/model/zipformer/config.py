@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pruned_rnnt.config.checks import check_at_least, check_fractions
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.feature_norm import FeatureNorm, check_feature_norm
-from pruned_rnnt.setting_checks import check_at_least, check_fractions
 
 # Frames of the embedding (20 ms) become encoder frames (40 ms) at the end.
 OUTPUT_RATE = 2

@@ -14,7 +14,7 @@ import rich.progress
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pruned_rnnt.progress import bar_columns
+from pruned_rnnt.system.progress import bar_columns
 from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers
 
 logger = logging.getLogger(__name__)

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pruned_rnnt.json_file import read_json
-from pruned_rnnt.optional_packages import require
+from pruned_rnnt.system.json_file import read_json
+from pruned_rnnt.system.optional_packages import require
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 _IDS_NAME = "loggers.json"

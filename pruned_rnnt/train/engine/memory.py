@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 # Start of the message about a step or batch that did not fit into memory.
 OUT_OF_MEMORY = "out of memory"

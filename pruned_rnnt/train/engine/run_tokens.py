@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pruned_rnnt.config import ConfigError
+from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 _FOLDER = "tokens"

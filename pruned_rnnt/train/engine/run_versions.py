@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.code_version import code_version
+from pruned_rnnt.system.code_version import code_version
 
 _NAME = "versions.jsonl"
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from pruned_rnnt.setting_checks import check_at_least, check_fractions
+from pruned_rnnt.config.checks import check_at_least, check_fractions
 from pruned_rnnt.train.engine.loggers import LOGGERS
 
 # The configuration in the folder of a run.

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.host_copy import HostCopy
-from pruned_rnnt.out_of_memory import is_out_of_memory
+from pruned_rnnt.system.host_copy import HostCopy
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.batch_copies import BatchCopies
 from pruned_rnnt.train.engine.distributed import Ranks

@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 
 from pruned_rnnt import backend_summary
-from pruned_rnnt.config import to_dict, to_yaml
+from pruned_rnnt.config.load import to_dict, to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
-from pruned_rnnt.folder_lock import exclusive_folder_lock
 from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.kernels.available import set_mode
+from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.batch_groups import BatchGroups, stopped_without_worker

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.train.optim.conditional import FusedAdamW
 from pruned_rnnt.train.optim.median_clipping import change_clip_scale
 from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from pruned_rnnt.setting_checks import check_at_least
+from pruned_rnnt.config.checks import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)

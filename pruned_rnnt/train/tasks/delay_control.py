@@ -30,10 +30,10 @@ from pruned_rnnt.decode.emission_delay import percentile, spoken_words
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.decode.word_times import word_spans
 from pruned_rnnt.diagnostics import mean_symbol_delay
-from pruned_rnnt.host_copy import HostCopy
 from pruned_rnnt.model.speech_model import ModelLosses
+from pruned_rnnt.system.host_copy import HostCopy
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.usage_errors import UsageError
 
 _PERCENT = 95.0
 # Of the error in seconds. A small Conformer's delay falls by about 25 s for each unit of the

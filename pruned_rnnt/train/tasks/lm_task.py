@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from pruned_rnnt.config import from_dict
+from pruned_rnnt.config.load import from_dict
 from pruned_rnnt.data.input.lm_texts import TextBatch, TextFiles, TextLoader
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer

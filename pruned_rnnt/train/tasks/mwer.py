@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
@@ -27,7 +28,6 @@ from pruned_rnnt.decode.scoring.headline import MetricChoice
 from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.setting_checks import check_at_least
 from pruned_rnnt.train.tasks.mwer_candidates import (
     Candidates,
     candidates_of,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.config import ConfigError, load_config, value_of
+from pruned_rnnt.config.load import ConfigError, load_config, value_of
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.experiment import ExperimentConfig

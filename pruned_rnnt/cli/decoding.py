@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from pruned_rnnt.align.calibrate import calibrate, word_confidences
 from pruned_rnnt.align.picture import draw_utterances
-from pruned_rnnt.code_version import code_version
-from pruned_rnnt.commands.run_inputs import run_inputs
-from pruned_rnnt.config import to_dict
+from pruned_rnnt.cli.run_inputs import run_inputs
+from pruned_rnnt.config.load import to_dict
 from pruned_rnnt.data.input.batch_identity import BatchIdentity
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.decode.decode_config import DecodeConfig
@@ -30,10 +29,11 @@ from pruned_rnnt.decode.timing.calibration import (
 )
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.progress import progress_bar
 from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.results import results_folder, save_result
+from pruned_rnnt.system.code_version import code_version
+from pruned_rnnt.system.progress import progress_bar
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import LoadedModel
 

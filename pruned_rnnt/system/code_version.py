@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pruned_rnnt import __version__
 
-_CHECKOUT = Path(__file__).parents[1]
+_CHECKOUT = Path(__file__).parents[2]
 _SECONDS = 10
 
 

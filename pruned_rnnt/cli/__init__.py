@@ -13,23 +13,29 @@ import sys
 from collections.abc import Sequence
 
 from pruned_rnnt import __version__
-from pruned_rnnt.commands import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    inference,
-    reporting,
-    training,
+from pruned_rnnt.cli import (
+    align,
+    average,
+    decode,
+    export,
+    finetune,
+    import_icefall,
+    inspect,
+    prepare,
+    report,
+    train,
+    transcribe,
 )
-from pruned_rnnt.console import start_logging
-from pruned_rnnt.openmp import limit_spinning
-from pruned_rnnt.optional_packages import (
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from pruned_rnnt.system.console import start_logging
+from pruned_rnnt.system.openmp import limit_spinning
+from pruned_rnnt.system.optional_packages import (
     PACKAGES_OF_EXTRA,
     MissingPackageError,
     missing_packages_named,
     require,
 )
-from pruned_rnnt.usage_errors import UsageError
+from pruned_rnnt.system.usage_errors import UsageError
 
 _DESCRIPTION = """\
 Train and use transducer speech recognisers.
@@ -45,6 +51,21 @@ Train and use transducer speech recognisers.
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
   pruned-rnnt transcribe exp/synthetic a.wav             transcribe your own audio
 """
+
+
+_COMMANDS = (
+    prepare,
+    train,
+    finetune,
+    decode,
+    align,
+    average,
+    export,
+    transcribe,
+    import_icefall,
+    inspect,
+    report,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,17 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pruned-rnnt {__version__}")
     parsers = parser.add_subparsers(dest="name", required=True, metavar="COMMAND")
-    training.add_prepare(parsers)
-    training.add_train(parsers)
-    training.add_finetune(parsers)
-    inference.add_decode(parsers)
-    inference.add_align(parsers)
-    training.add_average(parsers)
-    inference.add_export(parsers)
-    inference.add_transcribe(parsers)
-    training.add_import_icefall(parsers)
-    reporting.add_inspect(parsers)
-    reporting.add_report(parsers)
+    for command in _COMMANDS:
+        command.add(parsers)
     return parser
 
 
@@ -120,7 +132,7 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
 
 
 def _is_usage_error(error: Exception) -> bool:
-    from pruned_rnnt.config import ConfigError
+    from pruned_rnnt.config.load import ConfigError
 
     return isinstance(error, ConfigError | UsageError)
 
@@ -133,6 +145,6 @@ def _explains_itself(error: Exception) -> bool:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    from pruned_rnnt.out_of_memory import is_out_of_memory
+    from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
     return is_out_of_memory(error)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config_keys import did_you_mean, first_line, leaves
+from pruned_rnnt.config.keys import did_you_mean, first_line, leaves
 
 _INTERPOLATION = "${"
 # OmegaConf has this bound for files, whose lists can repeat each other as those of a checkpoint.
@@ -26,8 +26,8 @@ class ConfigError(ValueError):
 
 def configs_folder() -> Path:
     """The folder with the packaged YAML files: inside the package, or beside it in a checkout."""
-    installed = Path(__file__).with_name("configs")
-    return installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+    installed = Path(__file__).parents[1] / "configs"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
 
 
 def config_file(path: str | Path) -> Path:

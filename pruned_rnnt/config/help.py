@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pruned_rnnt.config import differences, to_dict, value_as_yaml
+from pruned_rnnt.config.load import differences, to_dict, value_as_yaml
 
 _WIDTH = 80
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*):(?: +(.*))?$")

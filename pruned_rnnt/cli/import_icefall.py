@@ -1,11 +1,21 @@
-"""The options of `pruned-rnnt import-icefall`; light imports only, as all commands load it."""
+"""`pruned-rnnt import-icefall`: a run from icefall's checkpoint."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-IMPORT_HELP = """\
+from pruned_rnnt.cli.command import (
+    Parsers,
+    add_command,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_HELP = """\
 CHECKPOINT is pretrained.pt or epoch-N.pt of icefall's Zipformer transducer recipe; the averaged
 model is used if the file has one. --tokens is the recipe's bpe.model, or tokens.txt if bpe.model
 is not available. Settings that cannot be read from the parameters are model.encoder.key=value.
@@ -14,8 +24,8 @@ is not available. Settings that cannot be read from the parameters are model.enc
 """
 
 
-def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all arguments."""
+def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(parsers, import_icefall, _HELP)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="file to import")
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help="tokens")
     parser.add_argument("--output", type=Path, required=True, metavar="RUN", help="new run folder")
@@ -31,3 +41,21 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
         help="allow the file to run code when it is loaded, as pickle files can",
     )
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings")
+
+
+def import_icefall(options: argparse.Namespace, console: Console) -> int:
+    """Make a run from a model that icefall's Zipformer recipe trained."""
+    from pruned_rnnt.interop.icefall import imported_run
+
+    imported_run.check_is_new(options.output)
+    run = imported_run.read_run(
+        options.checkpoint,
+        options.tokens,
+        options.output,
+        since=options.since,
+        trust=options.trust,
+        overrides=options.overrides,
+    )
+    imported_run.save_run(run, options.output)
+    imported_run.print_import(run)
+    return 0

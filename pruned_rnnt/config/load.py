@@ -15,16 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from pruned_rnnt.config_files import (
+from pruned_rnnt.config.files import (
     ConfigError as ConfigError,
 )
-from pruned_rnnt.config_files import (
+from pruned_rnnt.config.files import (
     config_file,
     parse_override,
     plain_values,
     read_with_bases,
 )
-from pruned_rnnt.config_keys import did_you_mean, first_line, fits, leaves, unknown_key, wrong_value
+from pruned_rnnt.config.keys import did_you_mean, first_line, fits, leaves, unknown_key, wrong_value
 
 ConfigT = TypeVar("ConfigT")
 

@@ -1,4 +1,8 @@
-"""Parts that several commands share: parsers, the settings help, the run that arguments name."""
+"""Parts that several commands share: parsers, exit codes, the run that arguments name.
+
+A module of this folder has the options of its command and the function that runs it. Their imports
+within functions are deliberate: `pruned-rnnt --help` must not load libraries that it does not use.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pruned_rnnt.usage_errors import UsageError
+from pruned_rnnt.system.allocator import keep_freed_memory
+from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pruned_rnnt.data.input.datamodule import DataModule
+    from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+    from pruned_rnnt.model.speech_model import SpeechModel
     from pruned_rnnt.train.experiment import ExperimentConfig
 
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 Parsers = argparse._SubParsersAction
 OVERRIDES_HELP = """\
 section.key=value changes one setting, e.g. train.steps=500 model.encoder.dim=144
@@ -89,3 +98,16 @@ def run_and_settings(options: argparse.Namespace) -> tuple[Path, list[str]]:
         return Path(runs[0]), overrides
     config, _ = load_experiment(options.config, overrides)
     return Path(config.train.folder), overrides
+
+
+def prepare_process(model: SpeechModel) -> None:
+    """Choose how this process manages memory for the model."""
+    if next(model.parameters()).device.type == "cpu":
+        keep_freed_memory()
+
+
+def data_of_run(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
+    """The data of a run; a fine-tuned run may have symbols that differ from those of its data."""
+    from pruned_rnnt.data.input.datamodule import DataModule
+
+    return DataModule(config.data, tokenizer=tokenizer if config.train.init else None)

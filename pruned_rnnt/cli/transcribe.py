@@ -1,15 +1,40 @@
-"""The options of `pruned-rnnt transcribe`; light imports only, as every command loads it."""
+"""`pruned-rnnt transcribe`: audio files and live audio."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from pruned_rnnt.cli.command import (
+    EXIT_FAILED,
+    Parsers,
+    add_command,
+    prepare_process,
+)
+from pruned_rnnt.system.garbage import without_garbage_collection
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the audio and the options."""
+
+_HELP = (
+    "MODEL is the folder of a run, a model that `pruned-rnnt export` wrote (torch or onnx),\n"
+    "an icefall checkpoint with its bpe.model or tokens.txt beside it, or owner/name, a\n"
+    "repository of the Hugging Face hub with one of these.\n"
+    "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3 and sph, with ffmpeg also m4a,\n"
+    "aac, wma and webm. Unreadable files are named, and the exit code is then 1.\n"
+    "Settings of `pruned-rnnt decode` choose the search: decode.method=modified_beam.\n"
+    "With --microphone or - for AUDIO, a causal model transcribes live. - reads raw 16-bit\n"
+    "samples, one channel at 16 kHz; a wav header before them is skipped:\n"
+    "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -"
+)
+
+
+def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(parsers, transcribe, _HELP)
     parser.add_argument(
         "model", metavar="MODEL", help="run, exported model, icefall checkpoint, or hub repository"
     )
@@ -111,3 +136,37 @@ def add_transcribe_arguments(parser: argparse.ArgumentParser) -> None:
         help="live: a line ends after a word when its audio is so long; 0: never (default: "
         f"{EndpointConfig.longest})",
     )
+
+
+def transcribe(options: argparse.Namespace, console: Console) -> int:
+    """Transcribe audio files of any length and sampling rate."""
+    # The libraries and the model make hundreds of thousands of objects, none of them garbage.
+    with without_garbage_collection():
+        from pruned_rnnt.pretrained.load import load
+        from pruned_rnnt.transcribe.microphone import microphone
+        from pruned_rnnt.transcribe.standard_input import open_samples
+        from pruned_rnnt.transcribe.transcribe_command import (
+            check_transcribe,
+            print_live,
+            run_transcribe,
+            segment_config,
+            start_live,
+            take_settings,
+        )
+
+        settings = take_settings(options)
+        inputs = check_transcribe(options, settings)
+        recogniser = load(
+            options.model, device="auto", settings=settings, segments=segment_config(options)
+        )
+    if recogniser.model is not None:
+        prepare_process(recogniser.model)
+    if not options.microphone and options.audio != ["-"]:
+        return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
+    stream = start_live(recogniser, options)
+    if options.microphone:
+        with microphone() as source:
+            print_live(stream, source)
+    else:
+        print_live(stream, open_samples(sys.stdin.buffer))
+    return 0

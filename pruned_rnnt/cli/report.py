@@ -1,11 +1,24 @@
-"""The options of `pruned-rnnt report`; light imports only, as every command loads it."""
+"""`pruned-rnnt report`: a web page of runs."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-REPORT_HELP = """\
+from pruned_rnnt.cli.command import (
+    OVERRIDES_HELP,
+    Parsers,
+    add_command,
+    add_run_arguments,
+    run_and_settings,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_HELP = """\
   pruned-rnnt report exp/calls
   pruned-rnnt report exp/calls --other exp/calls_large
   pruned-rnnt report exp/calls --result 'greedy*' --other exp/calls --other-result 'modified_beam*'
@@ -15,8 +28,9 @@ decoded, gets a page of its curves. If the data have been moved, add data.path=D
 """
 
 
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add all options but the run itself."""
+def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(parsers, report, _HELP + OVERRIDES_HELP)
+    add_run_arguments(parser)
     parser.add_argument("--other", type=Path, metavar="RUN", help="a run to compare with")
     for option, whose in (("--result", "RUN"), ("--other-result", "the other run")):
         parser.add_argument(
@@ -48,3 +62,31 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="make a page without pictures of utterances, which does not load the model",
     )
+
+
+def report(options: argparse.Namespace, console: Console) -> int:
+    """Make a web page of a run: curves, errors, and the worst utterances with audio."""
+    from pruned_rnnt.report.report_command import REPORT_NAME, ReportOptions, make_report
+
+    folder, overrides = run_and_settings(options)
+    made = make_report(
+        folder,
+        options.other,
+        ReportOptions(
+            result=options.result,
+            other_result=options.other_result,
+            utterances=options.utterances,
+            megabytes=options.megabytes,
+            audio=not options.no_audio,
+            pictures=not options.no_pictures,
+        ),
+        overrides=overrides,
+        console=console,
+    )
+    path: Path = options.output or folder / REPORT_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(made.html, encoding="utf-8")
+    for hint in made.hints:
+        print(hint)
+    print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0

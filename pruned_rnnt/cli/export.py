@@ -1,0 +1,114 @@
+"""`pruned-rnnt export`: files for other programs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pruned_rnnt.cli.command import (
+    EXIT_FAILED,
+    OVERRIDES_HELP,
+    Parsers,
+    add_command,
+    add_run_arguments,
+    config_of_run,
+)
+from pruned_rnnt.system.usage_errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_HELP = """\
+Writes RUN/export/FORMAT with a README. The format onnx needs
+pip install 'pruned_rnnt[export]'.
+decode.checkpoint and decode.use_average choose the parameters. The README is a model card:
+it has the error rates that `pruned-rnnt decode` measured with these parameters, and the
+values of card.license, card.data and the other settings of card.
+
+"""
+
+
+def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(parsers, export, _HELP + OVERRIDES_HELP)
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--format", choices=("onnx", "torch", "icefall"), default="onnx", help="(default: onnx)"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="default: RUN/export/FORMAT[-streaming]"
+    )
+    parser.add_argument(
+        "--streaming",
+        action="store_true",
+        help="export for streams of audio, transcribed chunk by chunk (causal models only)",
+    )
+    for option, what in (
+        ("--chunk", "encoder frames (40 ms) in a chunk"),
+        ("--left", "encoder frames of left context"),
+    ):
+        parser.add_argument(
+            option,
+            type=int,
+            default=0,
+            metavar="N",
+            help=f"with --streaming: {what} (default: as trained)",
+        )
+    parser.add_argument("--int8", action="store_true", help="also write int8 files")
+    parser.add_argument("--fp16", action="store_true", help="also write half-precision files")
+    parser.add_argument(
+        "--verify",
+        type=Path,
+        nargs="+",
+        metavar="AUDIO",
+        help="compare outputs of the ONNX files with torch, and texts of sherpa-onnx with those of "
+        "greedy search; exit code 1 if they differ",
+    )
+    parser.add_argument(
+        "--push",
+        metavar="OWNER/NAME",
+        help="also upload the folder to this repository of the Hugging Face hub (created if it "
+        "does not exist); log in first with `hf auth login`",
+    )
+    parser.add_argument(
+        "--private", action="store_true", help="with --push: create the repository as private"
+    )
+
+
+def export(options: argparse.Namespace, console: Console) -> int:
+    """Export a model for sherpa-onnx or icefall, or as one file for PyTorch."""
+    from pruned_rnnt.data.input.training_durations import read_p99_duration
+    from pruned_rnnt.decode.timing.calibration import read_calibration
+    from pruned_rnnt.export.export_command import check_export, run_export
+    from pruned_rnnt.export.model_file import ModelFile
+    from pruned_rnnt.export.readme import use_of_export
+    from pruned_rnnt.pretrained.hub import hub_name, push
+    from pruned_rnnt.pretrained.run_card import card_of_run
+    from pruned_rnnt.system.optional_packages import require
+    from pruned_rnnt.train.run import load_model
+
+    check_export(options)
+    repository = None
+    if options.push is not None:
+        require("huggingface_hub")
+        repository = hub_name(options.push)
+    elif options.private:
+        raise UsageError("--private needs --push OWNER/NAME")
+    config = config_of_run(options)
+    loaded = load_model(config)
+    name = options.format + ("-streaming" if options.streaming else "")
+    folder = options.output or config.folder / "export" / name
+    source = f"{config.folder.name}, {loaded.name}"
+    parts = ModelFile(
+        loaded.model,
+        loaded.tokenizer,
+        read_p99_duration(config.folder),
+        read_calibration(config.folder, loaded.model.vocab_size),
+    )
+    card = card_of_run(config, loaded)  # before the model is moved and changed
+    exact = run_export(options, parts, folder, source, config.decode)
+    card.write(folder, use_of_export(folder, options.format))
+    if repository is not None and exact:
+        print(f"pushed to {push(folder, repository, private=options.private, message=source)}")
+    return 0 if exact else EXIT_FAILED

@@ -1,0 +1,56 @@
+"""`pruned-rnnt inspect`: a run or a configuration on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pruned_rnnt.cli.command import (
+    OVERRIDES_HELP,
+    Parsers,
+    add_command,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_HELP = (
+    "For a run's folder: prints a table and draws RUN/curves.png. For a configuration\n"
+    "(a YAML file, or the name of a packaged one): prints the model's size and histograms of\n"
+    "durations and lattice sizes.\n\n" + OVERRIDES_HELP
+)
+
+
+def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(parsers, inspect, _HELP)
+    parser.add_argument("target", type=Path, metavar="RUN | CONFIG")
+    parser.add_argument(
+        "--keys",
+        action="store_true",
+        help="print every setting with its meaning and default, as YAML",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+
+
+def inspect(options: argparse.Namespace, console: Console) -> int:
+    """Show a run's history and curves, or a configuration's model and data."""
+    from rich.console import Console
+
+    from pruned_rnnt.config.help import settings_as_yaml
+    from pruned_rnnt.train.inspection import inspect_config, inspect_run
+    from pruned_rnnt.train.run import config_path
+    from pruned_rnnt.train.tasks.registry import load_experiment
+
+    is_run = options.target.is_dir()
+    if is_run and not options.keys:
+        inspect_run(options.target, Console())
+        return 0
+    path = config_path(options.target) if is_run else options.target
+    config, _ = load_experiment(path, options.overrides)
+    if options.keys:
+        print(settings_as_yaml(config), end="")
+    else:
+        inspect_config(config, Console())
+    return 0
