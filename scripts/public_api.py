@@ -55,7 +55,8 @@ def _described(name: str, found: Any) -> Iterator[str]:
         yield f"{name}{_signature(found)}"
         return
     fields = getattr(found, "_fields", None) or [
-        field.name for field in (dataclasses.fields(found) if dataclasses.is_dataclass(found) else ())
+        field.name
+        for field in (dataclasses.fields(found) if dataclasses.is_dataclass(found) else ())
     ]
     yield f"{name}({', '.join(fields)})" if fields else f"{name}{_signature(found)}"
     for member, value in sorted(vars(found).items()):

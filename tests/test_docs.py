@@ -14,6 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 
 import pruned_rnnt
+from pruned_rnnt.run.folder import RunFolder
 from scripts.benchmark import pages
 from tests.test_imports import ALLOWED
 
@@ -158,3 +159,11 @@ def test_reference_has_every_public_name(module: str) -> None:
     public = {name for name in importlib.import_module(module).__all__ if not name.startswith("__")}
     public.discard("diagnostics")
     assert public <= names
+
+
+def test_the_page_of_a_runs_folder_lists_its_files() -> None:
+    text = (ROOT / "docs/run_folder.md").read_text(encoding="utf-8")
+    listed = {name.replace("-N.", "-3.") for name in re.findall(r"^\| `([^`]+)`", text, re.M)}
+    run = RunFolder(Path("run"))
+    paths = {path.name for path in (*vars(run).values(), run.average(3))} - {"run"}
+    assert listed == paths

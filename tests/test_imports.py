@@ -55,6 +55,7 @@ ALLOWED = {
         "decode/timing",
         "model",
     },
+    "run/folder": set(),
     "run": {"data", "decode"},
     "train/optim": {"model"},
     "train/engine": {"data", "model", "train/optim"},
@@ -69,7 +70,7 @@ ALLOWED = {
     "report": {"align", "data", "decode", "diagnostics", "model", "run", "train"},
 }
 # Rows that every part may import, and modules and parts that may import every part.
-BASE = {"system", "config"}
+BASE = {"system", "config", "run/folder"}
 TOP = {"__main__", "cli", "recipes"}
 
 

@@ -10,6 +10,7 @@ from pruned_rnnt.cli.command import (
     Parsers,
     add_command,
 )
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def average(options: argparse.Namespace, console: Console) -> int:
     """Average the last checkpoints of a run into one."""
     from pruned_rnnt.train.run import average_checkpoints
 
-    output = options.output or options.run / f"average-last-{options.last}.pt"
+    output = options.output or RunFolder(options.run).average(options.last)
     for path in average_checkpoints(options.run, options.last, output):
         print(f"averaged {path}")
     print(f"wrote {output}; use it with decode.checkpoint={output}")

@@ -29,9 +29,10 @@ from pruned_rnnt.decode.timing.calibration import (
 )
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
-from pruned_rnnt.run.results import results_folder, save_result
+from pruned_rnnt.run.results import save_result
 from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.system.progress import progress_bar
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -138,14 +139,14 @@ class Decoding:
         chunks = (config.chunk, config.left)
         for line in summary_lines(loaded.model.encoder, chunks, [delay for _, delay in delays]):
             print(line)
-        print(f"results: {results_folder(folder)}/*-{stem}.*")
+        print(f"results: {RunFolder(folder).results}/*-{stem}.*")
         if calibrating and calibration is not None:
             print(f"calibration: {save_calibration(folder, calibration)}")
 
     def plot(self, split: str, ids: list[str]) -> None:
         """Draw utterances of a split into results/plots, named as results with ID for SET."""
         model = as_transducer(self.loaded.model, "--plot")
-        config, folder = self._of_split(split), results_folder(self.config.folder) / "plots"
+        config, folder = self._of_split(split), RunFolder(self.config.folder).results / "plots"
         folder.mkdir(parents=True, exist_ok=True)
         for picture in draw_utterances(
             (model, self.loaded.tokenizer), self.data, ids, config, self.language_model

@@ -14,6 +14,7 @@ from pruned_rnnt.cli.command import (
     add_run_arguments,
     config_of_run,
 )
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     config = config_of_run(options)
     loaded = load_model(config)
     name = options.format + ("-streaming" if options.streaming else "")
-    folder = options.output or config.folder / "export" / name
+    folder = options.output or RunFolder(config.folder).export / name
     source = f"{config.folder.name}, {loaded.name}"
     parts = ModelFile(
         loaded.model,

@@ -13,6 +13,7 @@ from pruned_rnnt.cli.command import (
     add_run_arguments,
     run_and_settings,
 )
+from pruned_rnnt.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +67,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def report(options: argparse.Namespace, console: Console) -> int:
     """Make a web page of a run: curves, errors, and the worst utterances with audio."""
-    from pruned_rnnt.report.report_command import REPORT_NAME, ReportOptions, make_report
+    from pruned_rnnt.report.report_command import ReportOptions, make_report
 
     folder, overrides = run_and_settings(options)
     made = make_report(
@@ -83,7 +84,7 @@ def report(options: argparse.Namespace, console: Console) -> int:
         overrides=overrides,
         console=console,
     )
-    path: Path = options.output or folder / REPORT_NAME
+    path: Path = options.output or RunFolder(folder).report
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(made.html, encoding="utf-8")
     for hint in made.hints:

@@ -23,6 +23,7 @@ from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.finetune.source import Source
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -30,7 +31,6 @@ from pruned_rnnt.train.run import load_model
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME = "finetune.json"
 _UNITS = {"wer": "words", "cer": "characters"}
 
 
@@ -116,7 +116,9 @@ class Evaluation:
             "source": self.config.train.init,
             "sets": [dataclasses.asdict(each) for each in self.sets],
         }
-        (folder / FILE_NAME).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        RunFolder(folder).finetuning.write_text(
+            json.dumps(values, indent=2) + "\n", encoding="utf-8"
+        )
 
     def show(self) -> None:
         """Print the error rates as a table."""
@@ -198,7 +200,7 @@ def _split(config: ExperimentConfig, path: str) -> str:
 
 
 def _saved(folder: Path) -> list[TestSet]:
-    path = folder / FILE_NAME
+    path = RunFolder(folder).finetuning
     if not path.is_file():
         return []
     advice = "remove it, and the sets are decoded again"

@@ -12,6 +12,7 @@ from typing import Any
 from pruned_rnnt.config.load import ConfigError, from_dict, load_config, to_dict, value_of
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.finetune.source import Source, load_source
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.finetune_config import FinetuneConfig
@@ -87,7 +88,7 @@ def load_finetuning(
 
 
 def _has_checkpoints(config: ExperimentConfig) -> bool:
-    return bool(CheckpointFolder(config.folder / "checkpoints").paths())
+    return bool(CheckpointFolder(RunFolder(config.folder).checkpoints).paths())
 
 
 def settings_from(source: Source) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.pretrained.model_card import ModelCard
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.measured import read_measurements
-from pruned_rnnt.run.results import results_folder
 from pruned_rnnt.train.engine.run_versions import versions
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import LoadedModel
@@ -41,7 +41,7 @@ def card_of_run(config: ExperimentConfig, loaded: LoadedModel) -> ModelCard:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         symbols=model.vocab_size,
         data=_data_sentence(config),
-        results=tuple(read_measurements(results_folder(config.folder), fingerprint(model))),
+        results=tuple(read_measurements(RunFolder(config.folder).results, fingerprint(model))),
         settings=_settings(config),
         code=_training_code(config.folder),
     )

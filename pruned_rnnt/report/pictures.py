@@ -26,6 +26,7 @@ from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.report.clips import Clip, picture_clip
 from pruned_rnnt.report.scored_set import ScoredUtterance
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_file import ResultFile, TimedWord
 from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
@@ -46,7 +47,7 @@ class UtterancePictures:
         self.model: TransducerModel | None = None
         self.problem = ""
         self.stored = config.data.features == "stored"
-        self.tokenizer = Tokenizer.load(config.folder / "tokens")
+        self.tokenizer = Tokenizer.load(RunFolder(config.folder).tokens)
         checkpoint = _checkpoint_of(config, result)
         if checkpoint is None:
             checkpoint = config.decode.checkpoint
@@ -114,7 +115,7 @@ def spectrogram_figure(features_TF: Tensor, words: Sequence[TimedWord]) -> Figur
 
 def _checkpoint_of(config: ExperimentConfig, result: ResultFile) -> str | None:
     """The value of decode.checkpoint that made a result; None if it no longer exists."""
-    paths = CheckpointFolder(config.folder / "checkpoints").paths()
+    paths = CheckpointFolder(RunFolder(config.folder).checkpoints).paths()
     if paths and result.short_setting.endswith(
         f"-{paths[-1].stem}-average-last-{min(AVERAGED_CHECKPOINTS, len(paths))}"
     ):

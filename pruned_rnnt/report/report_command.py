@@ -27,7 +27,6 @@ from pruned_rnnt.system.usage_errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-REPORT_NAME = "report.html"
 _MEGABYTE = 1_000_000
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.whole_files import write_lines
 from pruned_rnnt.system.json_file import read_json
@@ -88,7 +89,7 @@ class AlignmentPlace:
         return target
 
     def _own(self) -> Path:
-        return self.run / "alignments"
+        return RunFolder(self.run).alignments
 
     def _sidecar(self, folder: Path) -> Path:
         return folder / f"{self.inputs.split}-inputs.json"

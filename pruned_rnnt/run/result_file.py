@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pruned_rnnt.data.input.batch_identity import Audio
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.measured import measurement_path, read_measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
-from pruned_rnnt.run.results import results_folder
 from pruned_rnnt.system.json_file import from_json
 
 _METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))
@@ -164,7 +164,7 @@ class ResultFile:
 
 def find_results(run: Path, pattern: str = "*") -> list[ResultFile]:
     """The results of a run whose settings match the pattern, newest first."""
-    folder = results_folder(run)
+    folder = RunFolder(run).results
     stems = {path.stem.removeprefix("nbest-") for path in folder.glob("nbest-*.jsonl")}
     stems |= {path.stem.removeprefix("recogs-") for path in folder.glob("recogs-*.txt")}
     found = [_result_file(folder, stem) for stem in sorted(stems)]

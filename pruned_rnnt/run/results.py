@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.icefall_files import write_icefall_files
 from pruned_rnnt.run.measured import Measurement, measurement_path
 from pruned_rnnt.run.result_inputs import ResultInputs
@@ -16,10 +17,6 @@ from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.system.json_file import read_json
 
 _ALL_SCORES = "scores.json"
-
-
-def results_folder(run: Path) -> Path:
-    return run / "results"
 
 
 def save_result(
@@ -42,7 +39,7 @@ def save_result(
         languages, delays: the lines of the table of languages and of the file of delays, which are
             written if there are any.
     """
-    folder, inputs = results_folder(run), measured.inputs
+    folder, inputs = RunFolder(run).results, measured.inputs
     assert inputs is not None
     folder.mkdir(parents=True, exist_ok=True)
     stem = free_stem(folder, inputs)

@@ -16,6 +16,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.split_summary import show_split, show_texts
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_file import find_results
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.log import read_metrics
@@ -63,7 +64,7 @@ def inspect_run(folder: Path, console: Console) -> Path:
             _number(last.get("steps_per_second"), ".2f"),
         )
     console.print(table)
-    checkpoints = CheckpointFolder(folder / "checkpoints")
+    checkpoints = CheckpointFolder(RunFolder(folder).checkpoints)
     best = checkpoints.best()
     for path in checkpoints.paths():
         console.print(f"checkpoint {path}{'  (best validation)' if path == best else ''}")

@@ -16,6 +16,7 @@ from pruned_rnnt.model.fitted_model import fitted_model
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
 from pruned_rnnt.model.saved_file import UnusableFileError
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.average import mean_of_states
 from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.engine.checkpoint import (
@@ -73,7 +74,7 @@ def find_checkpoint(folder: Path, which: str) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    checkpoints = CheckpointFolder(folder / "checkpoints")
+    checkpoints = CheckpointFolder(RunFolder(folder).checkpoints)
     if which == "best":
         best = checkpoints.best()
         if best is None:
@@ -100,7 +101,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     start_device(device)
     path, name, values = _read_checkpoint(config.folder, config.decode.checkpoint)
     saved = from_dict(ExperimentConfig, values["config"], str(path))
-    tokenizer = Tokenizer.load(config.folder / "tokens")
+    tokenizer = Tokenizer.load(RunFolder(config.folder).tokens)
     if len(tokenizer) != values["vocab_size"]:
         raise CheckpointError(
             f"{path} has {values['vocab_size']} symbols, {config.folder}/tokens {len(tokenizer)}: "
@@ -134,7 +135,7 @@ def _read_checkpoint(folder: Path, which: str) -> tuple[Path, str, dict[str, Any
     if which != "average":
         path = find_checkpoint(folder, which)
         return path, path.stem, load_checkpoint(path)
-    paths = CheckpointFolder(folder / "checkpoints").paths()
+    paths = CheckpointFolder(RunFolder(folder).checkpoints).paths()
     if not paths:
         raise CheckpointError(f"{folder / 'checkpoints'} has no checkpoints")
     count = min(AVERAGED_CHECKPOINTS, len(paths))
@@ -168,7 +169,7 @@ def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:
 
 def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any]]:
     """The newest checkpoints of a run, and the values of a checkpoint with their mean."""
-    paths = CheckpointFolder(folder / "checkpoints").paths()
+    paths = CheckpointFolder(RunFolder(folder).checkpoints).paths()
     if last < 1 or len(paths) < last:
         raise CheckpointError(
             f"{folder / 'checkpoints'} has {len(paths)} checkpoints, cannot average the last {last}"

@@ -13,10 +13,11 @@ from typing import Any
 from pruned_rnnt.config.load import to_yaml
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.report.report_command import ReportOptions
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.icefall_files import write_icefall_files
 from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
-from pruned_rnnt.run.results import results_folder, save_result
+from pruned_rnnt.run.results import save_result
 from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from tests.tiny_corpus import tiny_experiment
 
@@ -131,7 +132,7 @@ def write_old_decoded(
     metric: str = "WER",
 ) -> None:
     """The result files of a decoded set as version 0.1 wrote them, without their inputs."""
-    folder = results_folder(run)
+    folder = RunFolder(run).results
     shown = [t.characters() for t in transcripts] if metric == "CER" else transcripts
     write_icefall_files(folder, f"{split}-{suffix}", "greedy", shown, metric)
     text = "".join(json.dumps(hypothesis_line(each, None)) + "\n" for each in transcripts)

@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import damaged, read_json
 
-_NAME = "utterances.json"
 _KEY = "usual_longest_seconds"
 _PERCENTILE = 0.99
 
@@ -25,7 +25,7 @@ def p99_duration(durations: Sequence[float]) -> float:
 def save_p99_duration(folder: Path, seconds: float) -> None:
     """Writes `folder`/utterances.json."""
     text = json.dumps({_KEY: round(seconds, 3)}) + "\n"
-    (folder / _NAME).write_text(text, encoding="utf-8")
+    RunFolder(folder).durations.write_text(text, encoding="utf-8")
 
 
 def read_p99_duration(folder: Path) -> float | None:
@@ -34,7 +34,7 @@ def read_p99_duration(folder: Path) -> float | None:
     Raises:
         ValueError: the file is damaged.
     """
-    path = folder / _NAME
+    path = RunFolder(folder).durations
     if not path.is_file():
         return None
     advice = f"it needs {{{_KEY!r}: SECONDS}}; correct or remove it"

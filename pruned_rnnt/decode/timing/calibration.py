@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
 
-_NAME = "calibration.json"
 # Logits of 1e-4 and 1 - 1e-4, the smallest and the largest confidence that is printed.
 _MOST_LOGIT = 9.21
 
@@ -91,7 +91,7 @@ def logit(log_prob: float) -> float:
 
 def save_calibration(folder: Path, calibration: Calibration) -> Path:
     """Write `folder`/calibration.json; returns its path."""
-    path = folder / _NAME
+    path = RunFolder(folder).calibration
     path.write_text(json.dumps(calibration.to_dict()) + "\n", encoding="utf-8")
     return path
 
@@ -102,7 +102,7 @@ def read_calibration(folder: Path, vocab_size: int) -> Calibration | None:
     Raises:
         ValueError: the file is damaged, or of a model with another number of symbols.
     """
-    path = folder / _NAME
+    path = RunFolder(folder).calibration
     if not path.is_file():
         return None
     advice = (

@@ -23,6 +23,7 @@ from pruned_rnnt.interop.icefall.zipformer_import import (
 from pruned_rnnt.model.broken_parameters import describe_broken
 from pruned_rnnt.model.fitted_model import sized_model
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -102,8 +103,8 @@ def check_is_new(output: Path) -> None:
 def save_run(run: ImportedRun, output: Path) -> None:
     """Write the run to the new folder `output`."""
     output.mkdir(parents=True, exist_ok=True)
-    run.tokenizer.save(output / "tokens")
-    CheckpointFolder(output / "checkpoints").save(
+    run.tokenizer.save(RunFolder(output).tokens)
+    CheckpointFolder(RunFolder(output).checkpoints).save(
         0,
         {
             "config": to_dict(run.config),

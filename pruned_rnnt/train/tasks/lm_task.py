@@ -25,6 +25,7 @@ from pruned_rnnt.model.language_model import (
     LanguageModelLosses,
 )
 from pruned_rnnt.model.saved_file import UnusableFileError
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.bad_steps import report_too_large
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -234,4 +235,4 @@ def load_language_model(folder: Path, device: torch.device) -> tuple[LanguageMod
         )
     except UnusableFileError as error:
         raise CheckpointError(str(error)) from error
-    return model.to(device).eval(), Tokenizer.load(folder / "tokens")
+    return model.to(device).eval(), Tokenizer.load(RunFolder(folder).tokens)
