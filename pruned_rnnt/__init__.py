@@ -79,7 +79,7 @@ __all__ = [
 # Parts that need no import of their own.
 _PARTS = ("diagnostics", "loss", "ops")
 
-__version__ = "0.1.0"  # read by pyproject.toml
+__version__ = "0.2.0"  # read by pyproject.toml
 
 
 def __getattr__(name: str) -> Any:

@@ -139,7 +139,7 @@ def test_citation_has_the_version_of_the_package() -> None:
     [
         ".mkdocs.yml",
         ".pre-commit-config.yaml",
-        ".github/workflows/wheels.yml",
+        ".github/dependabot.yml",
         *(
             f".github/ISSUE_TEMPLATE/{name}.yml"
             for name in ("bug", "training", "feature", "config")
