@@ -26,7 +26,8 @@ Writes RUN/export/FORMAT with a README. The format onnx needs
 pip install 'pruned_rnnt[export]'.
 decode.checkpoint and decode.use_average choose the parameters. The README is a model card:
 it has the error rates that `pruned-rnnt decode` measured with these parameters, and the
-values of card.license, card.data and the other settings of card.
+values of card.license, card.data and the other settings of card. A licence that contradicts
+those of the data and weights that the model was made from is refused.
 
 """
 
@@ -88,6 +89,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.pretrained.run_card import card_of_run
     from pruned_rnnt.system.optional_packages import require
     from pruned_rnnt.train.run import load_model
+    from pruned_rnnt.train.run_chain import chain_of_run
 
     check_export(options)
     repository = None
@@ -97,6 +99,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
     elif options.private:
         raise UsageError("--private needs --push OWNER/NAME")
     config = config_of_run(options)
+    chain = chain_of_run(config)
+    chain.check()
     loaded = load_model(config)
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or RunFolder(config.folder).export / name
@@ -106,10 +110,12 @@ def export(options: argparse.Namespace, console: Console) -> int:
         loaded.tokenizer,
         read_p99_duration(config.folder),
         read_calibration(config.folder, loaded.model.vocab_size),
+        chain,
     )
-    card = card_of_run(config, loaded)  # before the model is moved and changed
+    card = card_of_run(config, loaded, chain)  # before the model is moved and changed
     exact = run_export(options, parts, folder, source, config.decode)
     card.write(folder, use_of_export(folder, options.format))
+    chain.write(folder)
     if repository is not None and exact:
         print(f"pushed to {push(folder, repository, private=options.private, message=source)}")
     return 0 if exact else EXIT_FAILED

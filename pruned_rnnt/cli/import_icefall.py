@@ -25,6 +25,8 @@ is not available. Settings that cannot be read from the parameters are model.enc
 
 
 def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    from pruned_rnnt.licences.arguments import add_licence_arguments
+
     parser = add_command(parsers, import_icefall, _HELP)
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="file to import")
     parser.add_argument("--tokens", type=Path, required=True, metavar="FILE", help="tokens")
@@ -40,14 +42,18 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="allow the file to run code when it is loaded, as pickle files can",
     )
+    add_licence_arguments(parser, "the weights")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings")
 
 
 def import_icefall(options: argparse.Namespace, console: Console) -> int:
     """Make a run from a model that icefall's Zipformer recipe trained."""
     from pruned_rnnt.interop.icefall import imported_run
+    from pruned_rnnt.licences.arguments import licence_of
+    from pruned_rnnt.licences.chain import Licence, add_origins, chain_of_weights
 
     imported_run.check_is_new(options.output)
+    licence = licence_of(options)
     run = imported_run.read_run(
         options.checkpoint,
         options.tokens,
@@ -57,5 +63,7 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
         overrides=options.overrides,
     )
     imported_run.save_run(run, options.output)
+    given = licence if licence != Licence() else None
+    add_origins(options.output, chain_of_weights(options.checkpoint, given))
     imported_run.print_import(run)
     return 0

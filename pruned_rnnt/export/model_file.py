@@ -9,6 +9,7 @@ A dictionary of tensors and plain values, read with `weights_only`:
     usual_longest     99th percentile of the training utterances' durations in seconds, or None
     calibration       of word times and confidences, see `Calibration`, or None
     source            name of the run and checkpoint
+    licences          the chain of data and weights, see `Chain`, or None
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 from pruned_rnnt.config.load import from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.licences.chain import Chain, chain_from
 from pruned_rnnt.model.broken_parameters import describe_broken
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.fitted_model import fitted_model
@@ -35,6 +37,7 @@ VERSION = 1
 FILE_NAME = "model.pt"
 _P99_KEY = "usual_longest"
 _CALIBRATION_KEY = "calibration"
+_CHAIN_KEY = "licences"
 
 
 class ModelFile(NamedTuple):
@@ -42,12 +45,14 @@ class ModelFile(NamedTuple):
 
     p99_duration: 99th percentile of the training utterances' durations in seconds; None if unknown.
     calibration: of the model's word times and confidences.
+    chain: the model's licence, and the data and weights that it was made from; None if unknown.
     """
 
     model: SpeechModel
     tokenizer: Tokenizer
     p99_duration: float | None = None
     calibration: Calibration | None = None
+    chain: Chain | None = None
 
 
 def check_tokens(parts: ModelFile) -> None:
@@ -67,7 +72,7 @@ def save_model(parts: ModelFile, path: Path, source: str) -> None:
         ExportError: the tokenizer does not fit the model.
     """
     check_tokens(parts)
-    model, tokenizer, p99_duration, calibration = parts
+    model, tokenizer, p99_duration, calibration, chain = parts
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {
         "format": FORMAT,
@@ -79,6 +84,7 @@ def save_model(parts: ModelFile, path: Path, source: str) -> None:
         _P99_KEY: p99_duration,
         _CALIBRATION_KEY: calibration.to_dict() if calibration is not None else None,
         "source": source,
+        _CHAIN_KEY: chain.to_dict() if chain is not None else None,
     }
     torch.save(values, path)
 
@@ -126,7 +132,11 @@ def load_model(path: Path | str) -> ModelFile:
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ExportError(f"{path} is damaged: its tokenizer or calibration ({reason})") from error
-    return ModelFile(model.eval(), tokenizer, p99_duration, calibration)
+    try:
+        chain = chain_from(values[_CHAIN_KEY], path) if values.get(_CHAIN_KEY) else None
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    return ModelFile(model.eval(), tokenizer, p99_duration, calibration, chain)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from pruned_rnnt.export.tdt_graphs import (
     tdt_metadata,
     tdt_tokens,
 )
+from pruned_rnnt.licences.chain import Chain
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -152,7 +153,7 @@ def export_onnx(
     """
     require(*ONNX_PACKAGES)
     check_tokens(parts)
-    model, tokenizer, p99_duration, _ = parts
+    model, tokenizer, p99_duration, *_ = parts
     graphs = exported_graphs(model.eval(), options)
     settings = _settings(model, graphs[0], options, source)
     settings["p99_duration"] = p99_duration
@@ -165,7 +166,7 @@ def export_onnx(
     for graph in graphs:
         path = folder / file_name(graph.name, "fp32")
         write_onnx(graph, path)
-        _add_metadata(path, _metadata(graph, model, source))
+        _add_metadata(path, {**_metadata(graph, model, source), **_licence_metadata(parts.chain)})
         if options.int8:
             write_int8(path, folder / file_name(graph.name, "int8"))
         if options.fp16:
@@ -234,6 +235,12 @@ def _metadata(graph: Graph, model: SpeechModel, source: str) -> dict[str, str]:
     elif graph.name == "joiner":
         values["joiner_dim"] = model.config.joiner_dim
     return {key: str(value) for key, value in values.items()}
+
+
+def _licence_metadata(chain: Chain | None) -> dict[str, str]:
+    if chain is None:
+        return {}
+    return {"license": chain.licence, "license_chain": json.dumps(chain.to_dict())}
 
 
 def _add_metadata(path: Path, values: Mapping[str, str]) -> None:

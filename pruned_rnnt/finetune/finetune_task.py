@@ -16,6 +16,7 @@ from pruned_rnnt.finetune.fit import check_data, check_model
 from pruned_rnnt.finetune.source import Source
 from pruned_rnnt.finetune.trained_parts import freeze, grouped_by_rate
 from pruned_rnnt.finetune.vocabulary import Vocabulary, check_coverage, choose_vocabulary
+from pruned_rnnt.licences.chain import Origin
 from pruned_rnnt.model.lora import add_adapters
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.vocabulary_change import transfer_parameters
@@ -23,6 +24,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.run_tokens import run_tokenizer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
+from pruned_rnnt.train.run_chain import chain_of_run
 from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
 # Past the end of all encoder schedules, which are for random parameters and harm trained ones.
@@ -108,6 +110,10 @@ class FinetuneTask(SpeechTask):
     def check_files(self, folder: Path) -> None:
         if self.source is not None:
             super().check_files(folder)
+
+    def origins(self) -> tuple[Origin, ...]:
+        before = self.source.origins if self.source else chain_of_run(self.config).origins
+        return (*before, *super().origins())
 
     def save_files(self, folder: Path) -> None:
         super().save_files(folder)

@@ -9,12 +9,15 @@ from pruned_rnnt.config.load import ConfigError, load_config
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export import model_file
 from pruned_rnnt.interop.icefall.imported_run import read_run
+from pruned_rnnt.licences.chain import Chain, Licence, Origin, chain_of_weights
+from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
 from pruned_rnnt.pretrained.hub import HubError, local_path
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.run import load_model, run_config
+from pruned_rnnt.train.run_chain import chain_of_run
 
 # Training settings for a model file, which has none.
 _ZIPFORMER_TRAINING = (
@@ -31,6 +34,7 @@ class Source:
     name: for the log, and for the folder of the new run.
     config: with its sections model and loss, and for a run all others.
     data_path: the data that it was trained on; empty if unknown.
+    origins: what it was made from, and itself.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Source:
     tokenizer: Tokenizer
     config: ExperimentConfig
     data_path: str = ""
+    origins: tuple[Origin, ...] = ()
 
 
 def load_source(path: Path, config: FinetuneConfig) -> Source:
@@ -53,10 +58,12 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
         ConfigError: the path does not exist, or there are no tokens.
         ValueError: the file cannot be used; the message has the reason.
     """
+    named = path
     try:
         path = local_path(path)
     except HubError as error:
         raise ConfigError(f"train.init={path}: {error}") from error
+    source = "" if path == named else f"Hugging Face hub, {named}"
     if not path.exists():
         raise ConfigError(
             f"train.init={path}: there is no such run or file. To continue a run that was started "
@@ -72,27 +79,38 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
     if found.kind == "run":
         return _run(found.path, str(found.checkpoint or config.checkpoint))
     if found.kind == "file":
-        return _model_file(path, found.path)
+        return _model_file(path, found.path, source)
     if found.kind == "onnx":
         raise ConfigError(
             f"train.init={path}: ONNX files cannot be trained; name the run or its model.pt"
         )
-    return _icefall(found, trust=config.trust)
+    return _icefall(found, source, trust=config.trust)
 
 
 def _run(folder: Path, which: str) -> Source:
     config = run_config(folder, [f"decode.checkpoint={which}", "train.device=cpu"])
     loaded = load_model(config)
+    name = folder.resolve().name
     return Source(
-        name=folder.resolve().name,
+        name=name,
         model=loaded.model,
         tokenizer=loaded.tokenizer,
         config=run_config(folder),
         data_path=config.data.path,
+        origins=_with_itself(chain_of_run(run_config(folder)), name, loaded.model),
     )
 
 
-def _model_file(path: Path, file: Path) -> Source:
+def _with_itself(
+    chain: Chain, name: str, model: SpeechModel, source: str = ""
+) -> tuple[Origin, ...]:
+    """The origins of a chain, and the model of this name."""
+    licence = Licence(id=chain.licence, source=source, note=chain.reason)
+    digest = f"parameters:{fingerprint(model)}"
+    return (*chain.origins, Origin(kind="weights", name=name, licence=licence, digest=digest))
+
+
+def _model_file(path: Path, file: Path, source: str) -> Source:
     loaded = model_file.load_model(file)
     is_zipformer = loaded.model.config.encoder.kind == "zipformer"
     training = load_config(ExperimentConfig, None, _ZIPFORMER_TRAINING if is_zipformer else ())
@@ -103,11 +121,23 @@ def _model_file(path: Path, file: Path) -> Source:
         train=training.train,
     )
     name = path.resolve().name if path.is_dir() else path.stem
-    return Source(name=name, model=loaded.model, tokenizer=loaded.tokenizer, config=config)
+    return Source(
+        name=name,
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        config=config,
+        origins=_with_itself(loaded.chain or Chain(), name, loaded.model, source),
+    )
 
 
-def _icefall(found: FoundModel, *, trust: bool) -> Source:
+def _icefall(found: FoundModel, source: str, *, trust: bool) -> Source:
     assert found.tokens is not None
     path = found.path
     run = read_run(path, found.tokens, Path("exp/icefall"), trust=trust)
-    return Source(name=path.stem, model=run.model, tokenizer=run.tokenizer, config=run.config)
+    return Source(
+        name=path.stem,
+        model=run.model,
+        tokenizer=run.tokenizer,
+        config=run.config,
+        origins=chain_of_weights(path, source=source),
+    )

@@ -13,8 +13,10 @@ from typing import Any
 
 from pruned_rnnt.config.load import plain_yaml
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.licences.chain import Chain
+from pruned_rnnt.licences.terms import TERMS, UNKNOWN, demands, spdx
 from pruned_rnnt.run.measured import ErrorRate, Measurement
-from pruned_rnnt.train.card_config import UNKNOWN, CardConfig
+from pruned_rnnt.train.card_config import CardConfig
 
 FILE_NAME = "README.md"
 _TASK = "automatic-speech-recognition"
@@ -25,6 +27,7 @@ class ModelCard:
     """The contents of a model card.
 
     config: the section `card`, written by the model's owner.
+    chain: the licence, and the data and weights that the model was made from.
     name: of the model.
     checkpoint: name of the checkpoint.
     kind: architecture, such as `zipformer transducer`.
@@ -37,6 +40,7 @@ class ModelCard:
     """
 
     config: CardConfig
+    chain: Chain
     name: str
     checkpoint: str
     kind: str
@@ -61,6 +65,7 @@ class ModelCard:
             self._summary(),
             f"## Word error rate\n\n{self._results()}",
             f"## Training data\n\n{self._data()}",
+            f"## Licences\n\n{self._licences()}",
             use.strip(),
             "## Configuration\n\nSettings that differ from the defaults of pruned_rnnt:\n\n"
             f"```yaml\n{plain_yaml(self.settings)}```",
@@ -70,7 +75,8 @@ class ModelCard:
     def front_matter(self) -> dict[str, Any]:
         """The metadata that the hub reads."""
         values: dict[str, Any] = {
-            "license": self.config.license,
+            # The hub spells identifiers in lower case.
+            "license": self.chain.licence.lower(),
             "library_name": "pruned_rnnt",
             "pipeline_tag": _TASK,
             "tags": [_TASK, "speech", "pruned_rnnt", *self.kind.split()],
@@ -85,9 +91,8 @@ class ModelCard:
         return values
 
     def _summary(self) -> str:
-        config = self.config
-        license_note = config.license
-        if config.license == UNKNOWN:
+        license_note = self.chain.licence
+        if self.chain.licence == UNKNOWN:
             license_note += ": ask the owner of the model (who sets `card.license`)"
         rows = {
             "architecture": f"{self.kind}, {self.parameters / 1e6:.1f} M parameters",
@@ -130,8 +135,35 @@ class ModelCard:
         )
         return "\n".join(lines)
 
+    def _licences(self) -> str:
+        """What the model was made from, and how its licence fits."""
+        lines = [
+            "What the model was made from, the oldest first:\n",
+            "| | name | licence | demands | source | contents |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for origin in self.chain.origins:
+            licence = origin.licence
+            name = spdx(licence.id)
+            asks = licence.note or demands(name) or ("nothing" if name in TERMS else "unknown")
+            cells = (origin.kind, origin.name, licence.id, asks, licence.source, origin.digest)
+            lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+        if found := self.chain.contradictions():
+            lines += ["", f"The licence {self.chain.licence} contradicts:\n"]
+            lines += [f"- {line}" for line in found]
+            lines.append(f"\nThe owner's reason: {self.chain.reason.strip()}")
+        if unchecked := self.chain.unchecked():
+            lines += ["", "Not compared with the model's licence:\n"]
+            lines += [f"- {line}" for line in unchecked]
+        return "\n".join(lines)
+
     def _data(self) -> str:
         return self.config.data or self.data or "Unknown."
+
+
+def _cell(text: str) -> str:
+    """A text in one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _rates(result: Measurement) -> list[tuple[str, ErrorRate]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pruned_rnnt.config.load import to_dict
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.licences.chain import Chain
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.pretrained.model_card import ModelCard
@@ -24,7 +25,7 @@ _PATHS = {"data": ("path", "old_path"), "train": ("folder", "init"), "finetune":
 _LEFT_OUT = ("card", "decode")
 
 
-def card_of_run(config: ExperimentConfig, loaded: LoadedModel) -> ModelCard:
+def card_of_run(config: ExperimentConfig, loaded: LoadedModel, chain: Chain) -> ModelCard:
     """The card of a run's model.
 
     Raises:
@@ -34,6 +35,7 @@ def card_of_run(config: ExperimentConfig, loaded: LoadedModel) -> ModelCard:
     is_ctc = isinstance(model, CtcModel)
     return ModelCard(
         config=config.card,
+        chain=chain,
         name=config.card.name or config.folder.resolve().name,
         checkpoint=loaded.name,
         kind=f"{model.config.encoder.kind} {'ctc' if is_ctc else 'transducer'}",

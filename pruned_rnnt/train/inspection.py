@@ -14,13 +14,17 @@ from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.input.lm_texts import TextFiles, text_splits
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.split_summary import show_split, show_texts
+from pruned_rnnt.licences.chain import Chain, read_chain
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_file import find_results
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.log import read_metrics
+from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.run import run_config
+from pruned_rnnt.train.run_chain import chain_of_run
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
 
 _CURVES_NAME = "curves.png"
@@ -36,13 +40,21 @@ _MEASURES = (
 _ASSUMED_VOCABULARY = 500
 
 
-def inspect_run(folder: Path, console: Console) -> Path:
-    """Print a run's history and checkpoints and draw its curves; returns the path of the PNG.
+def inspect_run(folder: Path, console: Console) -> None:
+    """Print a run's history, checkpoints and licences, and draw its curves.
+
+    An imported run and an exported model have only licences.
 
     Raises:
-        ConfigError: the folder holds no metrics.
+        ConfigError: the folder holds neither metrics nor licences.json.
+        ValueError: licences.json is damaged.
     """
     lines = read_metrics(folder)
+    is_run = (folder / CONFIG_NAME).is_file()
+    chain = chain_of_run(run_config(folder)) if is_run else read_chain(folder)
+    if not lines and chain is not None:
+        show_chain(chain, console)
+        return
     if not lines:
         raise ConfigError(f"{folder} is not a run: it has no metrics.jsonl with a line in it")
     train = [line for line in lines if line["group"] == "train"]
@@ -71,10 +83,19 @@ def inspect_run(folder: Path, console: Console) -> Path:
     for result in reversed(find_results(folder)):
         if (found := result.summary()) is not None:
             console.print(f"result {result.stem}: {found.metric} {found.percent:.2f}%")
+    if chain is not None:
+        show_chain(chain, console)
     curves = folder / _CURVES_NAME
     draw_curves(train, valid, curves)
     console.print(f"curves {curves}")
-    return curves
+
+
+def show_chain(chain: Chain, console: Console) -> None:
+    """Print a model's licence and what it was made from."""
+    for line in chain.lines():
+        console.print(line, markup=False, soft_wrap=True, highlight=False)
+    for line in chain.contradictions():
+        console.print(f"contradicted by {line}", markup=False, soft_wrap=True, highlight=False)
 
 
 def draw_curves(
@@ -138,6 +159,7 @@ def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: 
         console.print(f"no prepared data at {folder.path}: vocabulary of {vocab_size} assumed")
     elif isinstance(config, ExperimentConfig):
         show_split(folder, config.data, console)
+        show_chain(chain_of_run(config), console)
     else:
         show_texts(TextFiles(folder.path, config.data.train), config.data.train, console)
         console.print(

@@ -12,6 +12,7 @@ from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
+from pruned_rnnt.licences.chain import Licence
 
 
 def _download(target: Path, options: argparse.Namespace) -> Path:
@@ -45,6 +46,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 RECIPE = CorpusRecipe(
     name="commonvoice",
+    licence=Licence(id="CC0-1.0", source="https://commonvoice.mozilla.org/"),
     download=_download,
     entries=_entries,
     tokenizer=TokenizerConfig(kind="bpe"),

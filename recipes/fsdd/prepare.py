@@ -32,6 +32,7 @@ from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_
 from pruned_rnnt.data.prepare.shard_workers import stream_shards
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.licences.chain import Licence
 
 NATURAL = Variation()
 # Takes of each digit by each synthetic speaker.
@@ -82,6 +83,9 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         # Letters are the symbols of the model that fsdd_letters starts from.
         config="fsdd_letters" if options.tokens == "char" else "fsdd",
         options=options_for_json(options),
+        licence=Licence(
+            id="CC-BY-SA-4.0", source="https://github.com/Jakobovski/free-spoken-digit-dataset"
+        ),
         skipped=skipped,
         details={"recordings": len(recordings), "missing_count": len(missing), "missing": missing},
     )

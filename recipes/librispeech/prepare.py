@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, Manifests, run_recipe
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
+from pruned_rnnt.licences.chain import Licence
 
 TRAIN = ("train-clean-100", "train-clean-360", "train-other-500")
 EVALUATION = ("dev-clean", "dev-other", "test-clean", "test-other")
@@ -57,6 +58,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 RECIPE = CorpusRecipe(
     name="librispeech",
+    licence=Licence(id="CC-BY-4.0", source="https://www.openslr.org/12/"),
     download=downloader(_parts),
     manifests=reader(_parts),
     splits={

@@ -10,6 +10,7 @@ from pruned_rnnt.recipes.librispeech.prepare import downloader, reader
 
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
+from pruned_rnnt.licences.chain import Licence
 
 
 def _parts(options: argparse.Namespace) -> Sequence[str]:
@@ -20,6 +21,7 @@ def _parts(options: argparse.Namespace) -> Sequence[str]:
 # reported on the set that selects the checkpoint.
 RECIPE = CorpusRecipe(
     name="mini_librispeech",
+    licence=Licence(id="CC-BY-4.0", source="https://www.openslr.org/31/"),
     download=downloader(_parts),
     manifests=reader(_parts),
     splits={"train": ["train-clean-5"], "test": ["dev-clean-2"]},

@@ -25,6 +25,7 @@ from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
 from pruned_rnnt.data.prepare.shard_writer import ShardConfig
 from pruned_rnnt.data.prepare.splits import NamedSplits
+from pruned_rnnt.licences.chain import Licence
 
 SPLIT = "noise"
 PARTS = ("music", "speech", "noise")
@@ -102,6 +103,10 @@ def main(arguments: Sequence[str]) -> None:
         num_jobs=options.num_jobs,
         required_split=SPLIT,
     )
-    report = PrepareReport(recipe="musan", options=options_for_json(options))
+    report = PrepareReport(
+        recipe="musan",
+        options=options_for_json(options),
+        licence=Licence(id="CC-BY-4.0", source="https://www.openslr.org/17/"),
+    )
     entries = _Windows(recordings, options.window)
     build_corpus(options.output, entries, NamedSplits(), config, report, console)

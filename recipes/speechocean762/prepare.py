@@ -28,9 +28,12 @@ from pruned_rnnt.data.prepare.corpus_recipe import (
 from pruned_rnnt.data.prepare.splits import NamedSplits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
+from pruned_rnnt.licences.chain import Licence
 
 # The split that the corpus's own test speakers form.
 CORPUS_TEST = "corpus-test"
+
+LICENCE = Licence(id="CC-BY-4.0", source="https://www.openslr.org/101/")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +107,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     counts = {"test": options.test_speakers, "dev": options.dev_speakers}
     held_out = hold_out_speakers(speakers, ages, counts, options.seed)
     entries = SpeakerSplits(parts=parts, held_out=held_out, ages=ages, speakers=options.speakers)
-    report = corpus_report(NAME, options, parts=sorted(parts))
+    report = corpus_report(NAME, options, LICENCE, parts=sorted(parts))
     report.config = f"{NAME}_zipformer"
     build_corpus(options.output, entries, NamedSplits(), config, report, console)
 

@@ -32,6 +32,7 @@ from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
 from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.licences.chain import Licence
 
 SAMPLING_RATE = 16000
 DEV_VARIANTS = ("m6", "Denis", "belinda", "quincy")
@@ -117,7 +118,11 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         if count < 1:
             raise ValueError(f"--{split} must be at least 1, got {count}")
     check_replaceable("synthetic", options)
-    report = PrepareReport(recipe="synthetic", options=options_for_json(options))
+    report = PrepareReport(
+        recipe="synthetic",
+        options=options_for_json(options),
+        licence=Licence(source="generated sentences, spoken by espeak-ng"),
+    )
     with building(options.output) as folder:
         shards = [
             Shard(folder=folder, split=split, indices=indices, seed=options.seed)

@@ -6,9 +6,11 @@ from functools import partial
 
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
+from pruned_rnnt.licences.chain import Licence
 
 RECIPE = CorpusRecipe(
     name="yesno",
+    licence=Licence(id="CC-BY-2.0", source="https://www.openslr.org/1/"),
     splits={"train": ["train"], "test": ["test"]},
     tokenizer=TokenizerConfig(kind="word", vocab_size=5),
     dev_share=0.2,

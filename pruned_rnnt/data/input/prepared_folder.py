@@ -12,6 +12,7 @@ Because the paths are relative, the folder can be moved.
 from __future__ import annotations
 
 import glob
+import hashlib
 import json
 import re
 import shutil
@@ -25,10 +26,12 @@ from lhotse import CutSet
 
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.licences.chain import Licence, Origin
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
-from pruned_rnnt.system.json_file import read_json
+from pruned_rnnt.system.json_file import damaged, from_json, read_json
 
 REPORT_NAME = "prepare.json"
+_DIGITS = 16
 _MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
 
 
@@ -84,6 +87,23 @@ class PreparedFolder:
     def report(self) -> dict[str, Any]:
         """The contents of prepare.json."""
         return read_json(self.path / REPORT_NAME)
+
+    def origin(self) -> Origin:
+        """The data as a part of a model's chain; their licence is unknown without prepare.json.
+
+        Raises ValueError if prepare.json is damaged.
+        """
+        name, path = self.path.resolve().name, self.path / REPORT_NAME
+        if not path.is_file():
+            return Origin(kind="data", name=name)
+        report = self.report()
+        try:
+            licence = from_json(Licence, report.get("licence", {}))
+        except TypeError as error:
+            raise damaged(path, error) from error
+        counts = json.dumps([report.get("recipe"), report.get("splits")], sort_keys=True)
+        digest = hashlib.sha256(counts.encode()).hexdigest()[:_DIGITS]
+        return Origin(kind="data", name=name, licence=licence, digest=f"counts:{digest}")
 
 
 class _Chain:

@@ -25,6 +25,7 @@ from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.splits import NamedSplits, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
+from pruned_rnnt.licences.chain import Licence
 
 # Utterances of a dev set that is drawn from train.
 _MAX_DEV = 5000
@@ -39,6 +40,7 @@ class CorpusRecipe:
     """A public corpus.
 
     name: name of the recipe, of its folder and of its configuration.
+    licence: of the corpus, and where it comes from.
     splits: the parts of each split, by lhotse's names. Missing parts are ignored.
     download: (target folder, options) -> folder of the corpus. Default: lhotse's function for
         `name`.
@@ -52,6 +54,7 @@ class CorpusRecipe:
 
     name: str
     tokenizer: TokenizerConfig
+    licence: Licence
     splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     download: Callable[[Path, argparse.Namespace], Path] | None = None
     manifests: Callable[[Path, argparse.Namespace], Manifests] | None = None
@@ -105,7 +108,7 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
     if recipe.entries is not None:
         utterances = recipe.entries(folder, options)
         plan = plan_splits(utterances, **_DRAWN_SHARES, max_held_out=_MAX_DEV, seed=options.seed)
-        report = corpus_report(recipe.name, options, splits_by=plan.describe())
+        report = corpus_report(recipe.name, options, recipe.licence, splits_by=plan.describe())
         build_corpus(options.output, utterances, plan, config, report, console)
         return
     read = recipe.manifests or _lhotse_manifests(recipe.name)
@@ -116,7 +119,8 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
             f"{folder} has none of the parts {', '.join(sorted(known))}; "
             f"recipes/{recipe.name}/README.md describes the folder that --source needs"
         )
-    report = corpus_report(recipe.name, options, parts=sorted(known & manifests.keys()))
+    parts = sorted(known & manifests.keys())
+    report = corpus_report(recipe.name, options, recipe.licence, parts=parts)
     entries = _Entries(recipe, manifests, folder)
     named: NamedSplits | SplitPlan = NamedSplits()
     if recipe.dev_share > 0:
@@ -125,11 +129,14 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
     build_corpus(options.output, entries, named, config, report, console)
 
 
-def corpus_report(name: str, options: argparse.Namespace, **details: Any) -> PrepareReport:
+def corpus_report(
+    name: str, options: argparse.Namespace, licence: Licence, **details: Any
+) -> PrepareReport:
     """The report of a recipe of recorded speech; details: further values of the recipe."""
     return PrepareReport(
         recipe=name,
         options=options_for_json(options),
+        licence=licence,
         details=details,
         train_options=_train_options(options),
     )

@@ -22,6 +22,7 @@ from pruned_rnnt.data.prepare.own_sources import open_source
 from pruned_rnnt.data.prepare.splits import SingleSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
+from pruned_rnnt.licences.arguments import add_licence_arguments, licence_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,12 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put everything into the test split, to test a model that was trained on other data; "
         "--tokenizer-from names those data",
     )
+    add_licence_arguments(parser, "the data")
     tokenizer = TokenizerConfig(kind="bpe")
     add_corpus_arguments(parser, output="data/own", tokenizer=tokenizer, text=TextConfig())
 
 
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Writes the prepared folder at `options.output`."""
+    licence = licence_of(options)
     config = build_config("own", options)
     if options.only_test and options.tokenizer_from is None:
         raise ValueError(
@@ -94,7 +97,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             max_held_out=options.held_out_most,
             seed=options.seed,
         )
-    report = corpus_report("own", options, kind=kind, splits_by=plan.describe())
+    report = corpus_report("own", options, licence, kind=kind, splits_by=plan.describe())
     note = f"from {options.source} ({kind})"
     build_corpus(
         options.output,

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.prepare.training_length import training_length
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.licences.chain import Licence
 
 # The summary lists this many of the skipped files.
 _MAX_SHOWN = 5
@@ -39,6 +40,7 @@ class PrepareReport:
     config: the configuration to suggest, which the recipe's README names; by default that of the
         recipe's name.
     options: the recipe's settings. details: further values of the recipe (voices, seeds, ...).
+    licence: of the corpus, and where it comes from.
     skipped_counts: counts by reason, if `skipped` holds examples only.
     train_options: settings that training needs for these data, as `section.key=value`.
     hints: advice about texts and tokens.
@@ -48,6 +50,7 @@ class PrepareReport:
 
     recipe: str
     options: Mapping[str, Any]
+    licence: Licence = field(default_factory=Licence)
     skipped: Sequence[SkippedFile] = ()
     details: dict[str, Any] = field(default_factory=dict)
     splits: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -83,6 +86,7 @@ class PrepareReport:
                 "recipe": self.recipe,
                 "command": ["pruned-rnnt", "prepare", self.recipe, *sys.argv[3:]],
                 "options": dict(self.options),
+                "licence": asdict(self.licence),
                 "splits": self.splits,
                 "tokens": self.tokens,
                 "skipped_counts": dict(sorted(reasons.items())),

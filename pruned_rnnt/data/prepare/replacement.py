@@ -12,7 +12,9 @@ from pruned_rnnt.data.input.prepared_folder import REPORT_NAME, check_output
 from pruned_rnnt.system.json_file import read_json
 
 # Options that do not change the contents of the folder.
-_WITHOUT_EFFECT = frozenset({"output", "num_jobs", "replace"})
+_WITHOUT_EFFECT = frozenset(
+    {"output", "num_jobs", "replace", "license", "license_note", "license_source"}
+)
 # An error message lists at most this many differences.
 _MAX_DIFFERENCES = 3
 

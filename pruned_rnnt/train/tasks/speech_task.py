@@ -14,11 +14,13 @@ import torch
 from rich.console import Console
 
 from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.data_origins import origins_of_data
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.training_durations import save_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.emission_delay import percentile
+from pruned_rnnt.licences.chain import Origin, add_origins
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
@@ -260,8 +262,13 @@ class SpeechTask:
     def check_files(self, folder: Path) -> None:
         check_tokens(self.data.tokenizer, folder, self.config.data.path)
 
+    def origins(self) -> tuple[Origin, ...]:
+        """The data and weights that the model is made from."""
+        return origins_of_data(self.config.data)
+
     def save_files(self, folder: Path) -> None:
         save_tokens(self.data.tokenizer, folder)
+        add_origins(folder, self.origins())
         save_p99_duration(folder, self.data.p99_duration)
 
 

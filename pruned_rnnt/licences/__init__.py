@@ -1,0 +1,1 @@
+"""Licences of data and models: what they demand, and the chain from data to an exported model."""
