@@ -4,6 +4,8 @@
     python -m scripts.benchmark cpu --case cpu-full --keep   one case; rows go to results/cpu.jsonl
     python -m scripts.benchmark cpu --system pruned_rnnt --repeats 50
     python -m scripts.benchmark cuda --shapes FILE.npz --peer-sources FOLDER --keep
+    python -m scripts.benchmark cuda --output new.jsonl      rows go to a file of your choice
+    python -m scripts.benchmark compare new.jsonl --tolerance 0.1
 
 Inputs come from a fixed seed, so all systems of a run compute the same numbers; each row has the
 loss as a check. Times are of forward and backward together. On the CPU each system runs in its own
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,7 +27,8 @@ from pathlib import Path
 import torch
 
 from scripts.benchmark.cases import CASES, SHAPES_VARIABLE, Case
-from scripts.benchmark.results import Row, append, format_table
+from scripts.benchmark.compare import compare, read_rows
+from scripts.benchmark.results import Row, append, committed, format_table
 from scripts.benchmark.run import run_one, with_call_counts
 from scripts.benchmark.systems import System
 from scripts.benchmark.systems_ours import OURS
@@ -124,16 +128,35 @@ def run_table(arguments: argparse.Namespace) -> int:
     order = {case.name: i for i, case in enumerate(cases)}
     rows = sorted((row for row, _, _ in measured), key=lambda row: order[row.case])
     print(format_table(rows))
-    if arguments.keep:
-        print(f"kept in {append(rows, table)}")
+    for path in [committed(table)] * arguments.keep + [arguments.output] * bool(arguments.output):
+        append(rows, path)
+        print(f"kept in {path}")
     return 0 if rows else 1
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    if not 0 <= arguments.tolerance < math.inf:
+        log(f"--tolerance must be at least 0 and finite, got {arguments.tolerance}")
+        return 2
+    old = [row for table in _tables() for row in read_rows(committed(table))]
+    try:
+        comparison = compare(read_rows(arguments.new), old, arguments.tolerance)
+    except (OSError, ValueError) as error:
+        log(str(error))
+        return 2
+    print("\n".join(comparison.lines()))
+    return 0 if comparison.passed else 1
+
+
+def _tables() -> list[str]:
+    return sorted({case.device for case in CASES.values()})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.benchmark", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="command", required=True)
-    for table in sorted({case.device for case in CASES.values()}):
+    for table in _tables():
         command = commands.add_parser(table, help=f"the cases of the {table} table")
         names = ", ".join(case.name for case in CASES.values() if case.device == table)
         command.add_argument("--case", help=f"one or more of {names}, separated by commas")
@@ -141,6 +164,7 @@ def main() -> int:
             "--system", help=f"one or more of {', '.join(SYSTEMS)}, separated by commas"
         )
         command.add_argument("--keep", action="store_true", help="append the rows to the results")
+        command.add_argument("--output", type=Path, help="append the rows to this file")
         command.add_argument("--shapes", help=".npz file with the lengths of real utterances")
         command.add_argument(
             "--peer-sources", help="folder with .tar.gz sources of packages to compile (CUDA)"
@@ -153,7 +177,19 @@ def main() -> int:
     one.add_argument("case", choices=CASES)
     one.add_argument("system", choices=SYSTEMS)
     one.add_argument("--repeats", type=int, default=20)
+    guard = commands.add_parser(
+        "compare", help="compare rows with the committed ones; exit code 1 if any is worse"
+    )
+    guard.add_argument("new", type=Path, metavar="NEW", help="file of --output")
+    guard.add_argument(
+        "--tolerance",
+        type=float,
+        default=0.1,
+        help="allowed growth of times, memory and launches (default 0.1: by 10%%)",
+    )
     arguments = parser.parse_args()
+    if arguments.command == "compare":
+        return run_compare(arguments)
     if arguments.command == "one":
         row = run_one(CASES[arguments.case], SYSTEMS[arguments.system], arguments.repeats)
         print(json.dumps(asdict(row)))

@@ -68,14 +68,17 @@ def commit(folder: Path = FOLDER.parent) -> str:
     return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def append(rows: Iterable[Row], table: str) -> Path:
-    """Append rows to results/TABLE.jsonl, which is kept in git."""
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{table}.jsonl"
-    with path.open("a") as file:
+def committed(table: str) -> Path:
+    """results/TABLE.jsonl, which is kept in git."""
+    return FOLDER / f"{table}.jsonl"
+
+
+def append(rows: Iterable[Row], path: Path) -> None:
+    """Append rows to a file of JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
         for row in rows:
             file.write(json.dumps(asdict(row)) + "\n")
-    return path
 
 
 def format_table(rows: Iterable[Row]) -> str:
