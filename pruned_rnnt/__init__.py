@@ -128,9 +128,11 @@ def load(
             repository of `hub`, is not installed.
     """
     # Imported here because the losses need torch alone.
+    from pruned_rnnt.system.openmp import sharing_processors
     from pruned_rnnt.system.optional_packages import missing_packages_named
 
-    with missing_packages_named():
-        from pruned_rnnt.pretrained import load as pretrained_load
+    with sharing_processors():
+        with missing_packages_named():
+            from pruned_rnnt.pretrained import load as pretrained_load
 
-    return pretrained_load.load(path, device, settings=settings, segments=segments)
+        return pretrained_load.load(path, device, settings=settings, segments=segments)

@@ -20,6 +20,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.system.openmp import sharing_processors
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.batches import BatchDecoder, BestPaths, SegmentBatches
@@ -194,9 +195,8 @@ class AudioRecogniser(ABC):
             The transcription of each recording, in order, or the error for which it has none:
             those of `transcribe`, and MemoryError or RuntimeError if the memory was too small.
         """
-        with closing(
-            self.recordings(audio, sampling_rate=sampling_rate, on_seconds=on_seconds)
-        ) as recordings:
+        recordings = self.recordings(audio, sampling_rate=sampling_rate, on_seconds=on_seconds)
+        with sharing_processors(), closing(recordings):
             yield from self._transcribe(recordings, words)
 
     def recordings(
