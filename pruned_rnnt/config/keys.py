@@ -26,12 +26,11 @@ def fits(start: Any, key: str, value: Any) -> bool:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    tree: Any = value
-    for part in reversed(key.split(".")):
-        tree = {part: tree}
+    section, _, name = key.rpartition(".")
     try:
-        OmegaConf.merge(start, tree)
-    except OmegaConfBaseException:
+        # The section alone: a merge copies all that it begins with.
+        OmegaConf.merge(OmegaConf.select(start, section) if section else start, {name: value})
+    except (OmegaConfBaseException, ValueError):  # ValueError: there is no such section
         return False
     return True
 
