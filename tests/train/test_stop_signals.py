@@ -38,9 +38,15 @@ def straight(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Experime
 
 @pytest.fixture(autouse=True)
 def restored_handlers() -> Iterator[None]:
-    """Restore the signal handlers after each test."""
+    """Begin with Python's handlers, and restore those of before after each test.
+
+    A shell starts jobs in the background with SIGINT ignored, and `nohup` with SIGHUP ignored.
+    """
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     handlers = [(number, signal.getsignal(number)) for number in numbers]
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in handlers:
         signal.signal(number, handler)
