@@ -4,7 +4,7 @@
 #   OUTPUT  folder for data and run (default: data and exp in the repository root)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash scripts/setup.sh
+EXTRAS="${EXTRAS:-recipes,report}" bash scripts/setup.sh
 
 data="${OUTPUT:-.}/data/synthetic"
 run="${OUTPUT:-.}/exp/synthetic"
