@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -105,7 +104,7 @@ def test_the_load_of_others_excludes_this_process() -> None:
     assert after.others - before.others < processors * (after.seconds - before.seconds) - 0.3
 
 
-def test_load_transcribe_and_commands_watch_the_load(
+def test_load_and_transcribe_watch_the_load(
     others: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen = []
@@ -122,11 +121,14 @@ def test_load_transcribe_and_commands_watch_the_load(
     assert set(seen) == {1}
     assert openmp._WATCH._contexts == 0
 
-    seen.clear()
-    monkeypatch.setattr("pruned_rnnt.pretrained.load.load", watched)
-    np.save(tmp_path / "no_audio.npy", sound(1.0))
-    cli.main(["transcribe", str(tmp_path), str(tmp_path / "no_audio.npy")])
-    assert seen == [1]
+
+def test_commands_limit_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")  # restored after the test
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert openmp.os.environ["GOMP_SPINCOUNT"] == "1000"
 
 
 def _names() -> set[str]:

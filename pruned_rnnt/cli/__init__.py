@@ -28,7 +28,7 @@ from pruned_rnnt.cli import (
 )
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from pruned_rnnt.system.console import start_logging
-from pruned_rnnt.system.openmp import sharing_processors
+from pruned_rnnt.system.openmp import limit_spinning
 from pruned_rnnt.system.optional_packages import (
     PACKAGES_OF_EXTRA,
     MissingPackageError,
@@ -70,12 +70,13 @@ _COMMANDS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    limit_spinning()  # before a command imports torch
     parser = _parser()
     options = _parse(parser, arguments)
     try:
         require(*PACKAGES_OF_EXTRA["train"])
         console = start_logging()
-        with missing_packages_named(), sharing_processors():
+        with missing_packages_named():
             code: int = options.command(options, console)
         sys.stdout.flush()
         return code

@@ -32,6 +32,17 @@ _INTERVAL, _QUIET, _SPARE = 0.1, 1.0, 0.5
 _BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)
 
 
+# Rounds of the loop, some ten microseconds together: longer than torch takes between two
+# operations, and shorter than the turn of another process.
+_SPINS = "1000"
+
+
+def limit_spinning() -> None:
+    """Before torch is imported: let waiting threads sleep soon, unless the user has chosen."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+
+
 @contextmanager
 def sharing_processors() -> Iterator[None]:
     """Within it, OpenMP's threads spin only while other processes leave them the processors.
