@@ -1,13 +1,15 @@
 """Settings of all tests: `gpu` tests need a CUDA device, and no test fails on a loaded machine."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from pruned_rnnt.system.openmp import sharing_processors
+from pruned_rnnt.system.openmp import limit_spinning
+
+limit_spinning()  # before torch is imported
+
+import torch  # noqa: E402
 
 settings.register_profile("any_load", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any_load")
@@ -20,12 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _beside_other_work() -> Iterator[None]:
-    with sharing_processors():
-        yield
 
 
 @pytest.fixture(scope="module")
