@@ -51,7 +51,6 @@ __all__ = [
     "PrunedTransducerLoss",
     "SimpleLoss",
     "TdtOccupancy",
-    "TdtSimpleLoss",
     "TransducerLosses",
     "__version__",
     "backend_report",
@@ -61,10 +60,8 @@ __all__ = [
     "diagnostics",
     "load",
     "mutual_information",
-    "packed_row_splits",
     "prune",
     "prune_bounds",
-    "prune_bounds_tdt",
     "rnnt_loss",
     "rnnt_loss_fused",
     "rnnt_loss_multi_blank",
@@ -72,9 +69,16 @@ __all__ = [
     "rnnt_loss_simple",
     "rnnt_loss_tdt",
     "rnnt_loss_tdt_fused",
-    "rnnt_loss_tdt_simple",
-    "row_splits_to_row_ids",
 ]
+
+# Names of earlier versions, and what does their work now.
+_REMOVED = {
+    "TdtSimpleLoss": "the results of PrunedTransducerLoss(..., durations=...)",
+    "packed_row_splits": "(logit_lengths * (target_lengths + 1)).cumsum(0)",
+    "prune_bounds_tdt": "prune_bounds(..., durations=...)",
+    "rnnt_loss_tdt_simple": "the simple_loss of PrunedTransducerLoss(..., durations=...)",
+    "row_splits_to_row_ids": "torch.repeat_interleave(row_splits.diff())",
+}
 
 # Parts that need no import of their own.
 _PARTS = ("diagnostics", "loss", "ops")
@@ -91,7 +95,10 @@ def __getattr__(name: str) -> Any:
         public = importlib.import_module("pruned_rnnt.public")
         globals().update({each: getattr(public, each) for each in public.__all__})
         return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    message = f"module {__name__!r} has no attribute {name!r}"
+    if name in _REMOVED:
+        message += f"; it was removed: use {_REMOVED[name]}"
+    raise AttributeError(message)
 
 
 def __dir__() -> list[str]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from pruned_rnnt.loss.bounds import prune, prune_bounds
 from pruned_rnnt.loss.ctc import ctc_loss
 from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
-from pruned_rnnt.loss.fused import rnnt_loss_fused
-from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
+from pruned_rnnt.loss.fused import rnnt_loss_fused, rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
-from pruned_rnnt.loss.logit_losses import rnnt_loss, rnnt_loss_pruned
-from pruned_rnnt.loss.multi_blank import rnnt_loss_multi_blank
+from pruned_rnnt.loss.logit_losses import (
+    rnnt_loss,
+    rnnt_loss_multi_blank,
+    rnnt_loss_pruned,
+    rnnt_loss_tdt,
+)
 from pruned_rnnt.loss.mutual_information import mutual_information
-from pruned_rnnt.loss.packing import packed_row_splits, row_splits_to_row_ids
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
 from pruned_rnnt.loss.results import (
     Bounds,
@@ -24,12 +26,9 @@ from pruned_rnnt.loss.results import (
     PrunedInputs,
     SimpleLoss,
     TdtOccupancy,
-    TdtSimpleLoss,
     TransducerLosses,
 )
 from pruned_rnnt.loss.simple import rnnt_loss_simple
-from pruned_rnnt.loss.simple_tdt import prune_bounds_tdt, rnnt_loss_tdt_simple
-from pruned_rnnt.loss.tdt import rnnt_loss_tdt
 from pruned_rnnt.ops import backend_report, backend_summary
 
 __all__ = [
@@ -42,17 +41,14 @@ __all__ = [
     "PrunedTransducerLoss",
     "SimpleLoss",
     "TdtOccupancy",
-    "TdtSimpleLoss",
     "TransducerLosses",
     "backend_report",
     "backend_summary",
     "ctc_consistency_loss",
     "ctc_loss",
     "mutual_information",
-    "packed_row_splits",
     "prune",
     "prune_bounds",
-    "prune_bounds_tdt",
     "rnnt_loss",
     "rnnt_loss_fused",
     "rnnt_loss_multi_blank",
@@ -60,6 +56,4 @@ __all__ = [
     "rnnt_loss_simple",
     "rnnt_loss_tdt",
     "rnnt_loss_tdt_fused",
-    "rnnt_loss_tdt_simple",
-    "row_splits_to_row_ids",
 ]

@@ -24,7 +24,7 @@ ALLOWED = {
     "ops/common": set(),
     "ops/lattice": {"ops/common"},
     "ops/joiner": {"ops/common", "ops/lattice"},
-    "ops/simple": {"ops/common", "ops/joiner"},
+    "ops/simple": {"ops/common", "ops/joiner", "ops/lattice"},
     "ops/pruning": {"ops/common"},
     "ops/search": {"ops/common", "ops/joiner"},
     "ops/step": {"ops/common", "ops/joiner", "ops/pruning", "ops/simple"},

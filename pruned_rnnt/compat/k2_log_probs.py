@@ -19,8 +19,8 @@ from pruned_rnnt.compat.k2_arguments import (
     check_symbols_and_boundary,
     checked_symbols,
 )
+from pruned_rnnt.loss.batch import check_am_lm
 from pruned_rnnt.loss.checks import (
-    check_am_lm,
     check_floating,
     check_last_axis,
     check_one_of,

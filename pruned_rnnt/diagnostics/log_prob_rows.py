@@ -18,6 +18,7 @@ from pruned_rnnt.diagnostics.arguments import (
     checked_lengths,
 )
 from pruned_rnnt.loss import checks
+from pruned_rnnt.loss.batch import check_symbols
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.results import Occupancy
 from pruned_rnnt.ops.common.library import accumulator
@@ -82,7 +83,7 @@ def log_prob_rows(
     given = (logits, logit_lengths, target_lengths)
     lengths = checked_lengths(*given, symbols=symbols, least=0)
     if symbols > 0 and checks.readable(False, targets, *lengths):
-        checks.check_symbols(targets, lengths[1], size, options.blank)
+        check_symbols(targets, lengths[1], size, options.blank)
     emit, blanks, scratch = (
         torch.empty((batch, frames, columns), dtype=accumulator(logits.dtype), device=logits.device)
         for _ in range(3)

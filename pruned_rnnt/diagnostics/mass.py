@@ -65,7 +65,7 @@ def retained_mass(
     that leave a node in the band are counted.
 
     Args:
-        occupancy: of the full lattice, such as from `rnnt_loss_simple` or `rnnt_loss_tdt_simple`;
+        occupancy: of the full lattice, such as from `rnnt_loss_simple` or `PrunedTransducerLoss`;
             emit, blank (N, T, U + 1).
         bounds: the band, start (N, T) and s_range.
         logit_lengths, target_lengths: (N,).

@@ -21,10 +21,10 @@ from pruned_rnnt.diagnostics.arguments import (
 )
 from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows, occupancy_of_rows
 from pruned_rnnt.loss.checks import check_has_values, check_options
+from pruned_rnnt.loss.durations import check_durations, tdt_recursion
 from pruned_rnnt.loss.results import Occupancy, TdtOccupancy
-from pruned_rnnt.loss.tdt_checks import check_durations, check_tdt_options
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.joiner.tdt_row_loss import TdtRows, run_tdt_recursion
+from pruned_rnnt.ops.lattice.recursion import run_recursion
 
 
 class TdtLogProbRows(NamedTuple):
@@ -97,18 +97,15 @@ def occupancy_of_tdt_rows(
         rows.emit, logit_lengths, target_lengths, symbols=rows.emit.shape[2] - 1
     )
     device = rows.emit.device
-    size, frames, columns = rows.emit.shape
+    frames, columns = rows.emit.shape[1:]
     geometry = LatticeRows(frames_N, symbols_N, None, None, frames, columns)
-    # The recursion uses only the number of symbols.
-    targets = torch.empty((size, columns - 1), dtype=torch.int32, device=device)
-    options = check_tdt_options(check_options(0, 2), durations, 0.0, 0.0, device)
+    recursion = tdt_recursion(check_options(0, 2), durations)
     # The recursion takes rows without arcs beyond the last symbol.
     is_symbol = torch.arange(columns, device=device) < symbols_N[:, None]
     emit = rows.emit.masked_fill(~is_symbol[:, None, :], -torch.inf)
     emit, blank, log_durations = (x.contiguous() for x in (emit, *rows[1:]))
-    lattice = TdtRows(targets, geometry)
-    sums = run_tdt_recursion(emit, blank, log_durations, lattice, options)
-    return TdtOccupancy(sums.gx, sums.gy, sums.stay, sums.gd)
+    sums = run_recursion(emit, blank, geometry, recursion, log_durations, symbols=columns - 1)
+    return TdtOccupancy(*sums[1:])
 
 
 def lattice_occupancy(

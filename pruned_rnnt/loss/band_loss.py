@@ -7,17 +7,14 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.checks import check_shape
-from pruned_rnnt.loss.joiner import Joiner, OutputParameters, durations_of_call
-from pruned_rnnt.loss.logit_losses import check_logits, loss_of_logits, rows_of_logits
+from pruned_rnnt.loss.joiner import Joiner, durations_of_call
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.loss.tdt_checks import check_duration_logits
+from pruned_rnnt.loss.rows import check_logits, loss_of_logits
 from pruned_rnnt.ops.common.matrix_products import is_autocast_enabled
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.fused_joiner import joiner_loss, planned_joiner
-from pruned_rnnt.ops.joiner.fused_tdt import OutputLayers, tdt_joiner_loss
+from pruned_rnnt.ops.joiner.fused_joiner import OutputLayers, joiner_loss, planned_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
-from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, tdt_row_loss
+from pruned_rnnt.ops.lattice.recursion import Recursion
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
 
 
@@ -38,61 +35,43 @@ def band_loss(
     bounds: Bounds,
     *,
     vocab_size: int,
-    options: LossOptions,
-    output: OutputParameters | None,
-    tdt: TdtLossOptions | None = None,
+    recursion: Recursion,
+    output: OutputLayers | None,
 ) -> Tensor:
     """(N,) for encoder_out (N,T,E), predictor_out (N,U+1,P), utterances on their device and bounds
     of choose_bounds.
 
-    output: of a Joiner whose logits are computed in chunks; None calls the joiner and stores them.
-    tdt: of a TDT loss, whose joiner is a Joiner.
+    recursion: of TDT, the joiner is a Joiner. output: of a Joiner whose logits are computed in
+    chunks; None calls the joiner and stores them.
     """
     start_NT, s_range = bounds
-    am, lm = encoder_out, predictor_out
-    if isinstance(joiner, Joiner):
-        am, lm = projection(joiner.encoder_proj, am), projection(joiner.decoder_proj, lm)
-    if output is not None:
-        assert isinstance(joiner, Joiner)
-        activation = ACTIVATIONS[joiner.activation]
-        if tdt is not None:
-            assert output.durations is not None
-            return tdt_joiner_loss(
-                am,
-                lm,
-                OutputLayers(*output.tokens, *output.durations),
+    if not isinstance(joiner, Joiner):
+        frames, positions = encoder_out, predictor_out
+    else:
+        frames = projection(joiner.encoder_proj, encoder_out)
+        positions = projection(joiner.decoder_proj, predictor_out)
+        if output is not None:
+            planned = planned_joiner(
+                frames,
+                positions,
+                output,
                 utterances,
                 start=start_NT,
                 columns=s_range,
-                activation=activation,
-                options=tdt,
+                activation=ACTIVATIONS[joiner.activation],
+                recursion=recursion,
             )
-        planned = planned_joiner(
-            am,
-            lm,
-            *output.tokens,
-            utterances,
-            start=start_NT,
-            columns=s_range,
-            vocabulary=vocab_size,
-            activation=activation,
-            options=options,
-        )
-        return joiner_loss(*planned)
-    am_NTSD = am[:, :, None, :].expand(-1, -1, s_range, -1)
-    lm_NTSD = gathered_band(lm.contiguous(), start_NT, s_range)
+            return joiner_loss(*planned)
+    frames_NTSD = frames[:, :, None, :].expand(-1, -1, s_range, -1)
+    positions_NTSD = gathered_band(positions.contiguous(), start_NT, s_range)
+    duration_logits = None
+    if recursion.tdt is None:
+        logits = joiner(frames_NTSD, positions_NTSD)
+    else:
+        assert isinstance(joiner, Joiner)
+        logits, duration_logits = durations_of_call(joiner, frames_NTSD, positions_NTSD)
     shape = (*start_NT.shape, s_range, vocab_size)
-    batch = utterances.tensors
-    if tdt is None:
-        logits = joiner(am_NTSD, lm_NTSD)
-        check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
-        check_logits(logits, "S", in_place=False)
-        return loss_of_logits(logits, batch, bounds, options, in_place=False, validate=False)
-    assert isinstance(joiner, Joiner)
-    logits, durations = durations_of_call(joiner, am_NTSD, lm_NTSD)
     check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
-    check_logits(logits, "S", in_place=False)
-    logits, flat_durations = check_duration_logits(durations, logits, tdt.lattice.durations)
-    on_device, rows = rows_of_logits(logits, batch, bounds, options, validate=False)
-    flat = logits.contiguous().view(-1, vocab_size)
-    return tdt_row_loss(flat, flat_durations, TdtRows(on_device.targets, rows), tdt, False)
+    check_logits(logits, bounds)
+    batch = utterances.tensors
+    return loss_of_logits(logits, batch, bounds, recursion, duration_logits=duration_logits)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs
+from pruned_rnnt.loss.batch import Sizes, check_lengths
+from pruned_rnnt.loss.durations import check_durations, check_durations_have_path
+from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs, TdtOccupancy
 from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.common.utterances import HostLengths, Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
 from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
+from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
 
 
 def prune_bounds(
-    occupancy: Occupancy,
+    occupancy: Occupancy | TdtOccupancy,
     logit_lengths: Tensor | None = None,
     target_lengths: Tensor | None = None,
     s_range: int = 5,
     *,
     rnnt_type: str = "regular",
+    durations: Sequence[int] | None = None,
     exact: bool = False,
     validate: bool = False,
 ) -> Bounds:
@@ -28,11 +34,18 @@ def prune_bounds(
     The band starts at column 0, never moves down, moves up by at most s_range - 1 columns a frame
     (`regular`; else 1) and ends at the last column, so that it always has a path.
 
+    Of a TDT lattice, the columns with the most probability among the paths that visit the frame;
+    frames that durations skip take the columns of the last frame before them that paths visit.
+    Without a duration of 0 the band moves up by one column a frame at most, so that a path of
+    durations 0 (or 1) and 1 stays in it.
+
     Args:
-        occupancy: of the simple loss; emit and blank (N, T, U+1), of any floating dtypes.
+        occupancy: of the simple loss; emit and blank (N, T, U+1), of any floating dtypes. Or the
+            TdtOccupancy of a PrunedTransducerLoss with durations.
         logit_lengths, target_lengths: (N,) integers; default T and U.
         s_range: columns kept, at least 2 (`regular`) or 1. More than U+1 keeps everything.
         rnnt_type: that of the losses.
+        durations: those of the loss whose TdtOccupancy this is; otherwise None.
         exact: choose the band that retains the most under these constraints, by dynamic
             programming, instead of adjusting the best window of each frame.
         validate: on other devices than the CPU, synchronize and check values as on the CPU.
@@ -45,22 +58,57 @@ def prune_bounds(
         ValueError: an argument that does not fit; on the CPU or with validate also an utterance
             without a band of that width, s_range < ceil(U_n / T_n) + 1 (`regular`).
     """
+    emit, blank, stay, found = _checked_occupancy(occupancy, durations)
+    kind = checks.check_rnnt_type(rnnt_type)
+    if found is not None and kind != REGULAR:
+        raise ValueError(f"rnnt_type is {rnnt_type!r}; durations need rnnt_type='regular'")
+    s_range = checks.check_s_range(s_range, kind)
+    batch, frames, columns = emit.shape
+    sizes = Sizes(batch, frames, columns - 1, 0, emit.device, "occupancy")
+    given = (logit_lengths, target_lengths)
+    lengths, numbers = check_lengths(*given, sizes, kind, validate)
+    if numbers is not None:
+        if found is not None:
+            check_durations_have_path(numbers, found)
+        if found is None or 0 in found:
+            check_band_width(numbers, s_range, kind)
+    lengths = lengths_on(emit.device, lengths)
+    if found is None or stay is None:
+        nodes = OccupancyAndLengths(emit, blank, *lengths)
+        return Bounds(choose_bounds(nodes, s_range, kind, exact), s_range)
+    occupancies = (emit, blank, stay)
+    start = tdt_bounds(occupancies, lengths, s_range=s_range, durations=found, exact=exact)
+    return Bounds(start, s_range)
+
+
+def _checked_occupancy(
+    occupancy: Occupancy | TdtOccupancy, durations: Sequence[int] | None
+) -> tuple[Tensor, Tensor, Tensor | None, list[int] | None]:
+    """emit and blank, and of a TdtOccupancy stay and the durations."""
+    if isinstance(occupancy, TdtOccupancy):
+        emit, blank, stay, arcs = occupancy
+        emit, blank, stay = checks.check_occupancies(emit=emit, blank=blank, stay=stay)
+        if durations is None:
+            raise ValueError("durations is missing; a TdtOccupancy needs those of its loss")
+        found = check_durations(durations)
+        checks.check_floating("occupancy.durations", arcs, "(N, T, U+1, K)", 4)
+        checks.check_same("occupancy.durations", arcs, "occupancy.emit", emit)
+        meaning = "(N, T, U+1, K) with one column for each of durations"
+        shape = (*emit.shape, len(found))
+        checks.check_shape("occupancy.durations", arcs, shape, meaning)
+        return emit, blank, stay, found
     if not isinstance(occupancy, tuple) or len(occupancy) != 2:
         raise TypeError(
             f"occupancy is a {type(occupancy).__name__}; it must be the occupancy that "
-            "rnnt_loss_simple returns, two tensors emit and blank"
+            "rnnt_loss_simple returns, two tensors emit and blank, or a TdtOccupancy"
+        )
+    if durations is not None:
+        raise ValueError(
+            f"durations is {durations}, but occupancy is not of a TDT loss; it must be the "
+            "TdtOccupancy of a PrunedTransducerLoss with durations"
         )
     emit, blank = checks.check_occupancies(emit=occupancy[0], blank=occupancy[1])
-    batch, frames, columns = emit.shape
-    kind = checks.check_rnnt_type(rnnt_type)
-    s_range = checks.check_s_range(s_range, kind)
-    sizes = checks.Sizes(batch, frames, columns - 1, 0, emit.device, "occupancy")
-    given = (logit_lengths, target_lengths)
-    lengths, numbers = checks.check_lengths(*given, sizes, kind, validate)
-    if numbers is not None:
-        check_band_width(numbers, s_range, kind)
-    nodes = OccupancyAndLengths(emit, blank, *lengths_on(emit.device, lengths))
-    return Bounds(choose_bounds(nodes, s_range, kind, exact), s_range)
+    return emit, blank, None, None
 
 
 def check_band_width(lengths: HostLengths, s_range: int, rnnt_type: int) -> None:

@@ -10,14 +10,19 @@ from torch import Tensor, nn
 
 from pruned_rnnt.loss.band_loss import band_loss, projection
 from pruned_rnnt.loss.joiner import Joiner, output_parameters
-from pruned_rnnt.loss.pruned_tdt import TdtHead
 from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.loss.streamed_inputs import may_exceed_stored_bytes, streamed_inputs
+from pruned_rnnt.loss.tdt_head import TdtHead
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
-from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
+from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion
 from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
-from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
+from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
+from pruned_rnnt.ops.simple.simple_loss import (
+    SimpleInputs,
+    SimpleOptions,
+    SimpleResults,
+    simple_loss,
+)
 from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
 from pruned_rnnt.ops.step.step_plan import StepLosses
 
@@ -40,19 +45,19 @@ class LossLayers(Protocol):
 
 
 class LossCall(NamedTuple):
-    """Checked inputs of one call, the scales of both losses, and the options of TDT if it is."""
+    """Checked inputs of one call, the scales of both losses, and their recursion."""
 
     encoder_out: Tensor
     predictor_out: Tensor
     utterances: Utterances
     scales: tuple[float, float]
-    tdt: TdtLossOptions | None
+    recursion: Recursion
 
 
 def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
     """The losses of a call whose utterances are on the device."""
-    encoder_out, predictor_out, utterances, scales, tdt = call
-    joiner, options = layers.joiner, layers.simple_options
+    encoder_out, predictor_out, utterances, scales, recursion = call
+    joiner = layers.joiner
     output = output_parameters(joiner) if isinstance(joiner, Joiner) else None
     if isinstance(output, str):
         layers.report(
@@ -60,33 +65,8 @@ def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
             "vocab_size), which takes more memory and time"
         )
         output = None
-    streamed = None
-    # torch.compile must see each layer.
-    if not torch.compiler.is_compiling():
-        streamed = streamed_of(layers, encoder_out, predictor_out)
-    if streamed is None:
-        am = projection(layers.simple_am_proj, encoder_out)
-        lm = projection(layers.simple_lm_proj, predictor_out)
-        dtype = torch.promote_types(am.dtype, lm.dtype)
-        am, lm = (x.to(dtype).contiguous() for x in (am, lm))
-    of_tdt: list[Tensor] = []
-    if layers.tdt is not None:
-        assert tdt is not None
-        parts = (encoder_out, predictor_out, (am, lm), utterances, options, tdt)
-        simple, start_NT = layers.tdt(
-            *parts, s_range=layers.s_range, exact_bounds=layers.exact_bounds
-        )
-        simple_N, emit, blank, *of_tdt = simple
-    else:
-        batch = utterances.tensors
-        if streamed is None:
-            simple_N, emit, blank = simple_loss(am, lm, batch, options)
-        else:
-            simple_N, emit, blank = streamed_simple_loss(streamed, batch, options)
-        nodes = OccupancyAndLengths(emit, blank, *utterances.lengths)
-        start_NT = choose_bounds(
-            nodes, layers.s_range, layers.options.rnnt_type, layers.exact_bounds
-        )
+    simple = _simple_loss(layers, call)
+    start_NT = _band(layers, simple, utterances)
     pruned_N = band_loss(
         joiner,
         encoder_out,
@@ -94,15 +74,44 @@ def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
         utterances,
         Bounds(start_NT, layers.s_range),
         vocab_size=layers.vocab_size,
-        options=layers.options,
+        recursion=recursion,
         output=output,
-        tdt=tdt,
     )
+    simple_N, emit, blank, *of_tdt = simple
     total_N = scales[0] * simple_N + scales[1] * pruned_N
     each = (total_N, simple_N, pruned_N)
     total, of_simple, of_pruned = (reduced(x, layers.reduction) for x in each)
     each_3N = torch.stack(each).detach()
     return StepLosses(total, of_simple, of_pruned, emit, blank, start_NT, each_3N, *of_tdt)
+
+
+def _simple_loss(layers: LossLayers, call: LossCall) -> SimpleResults:
+    encoder_out, predictor_out, utterances, _, recursion = call
+    batch, options = utterances.tensors, layers.simple_options._replace(recursion=recursion)
+    # torch.compile must see each layer.
+    if not torch.compiler.is_compiling():
+        streamed = streamed_of(layers, encoder_out, predictor_out)
+        if streamed is not None:
+            return streamed_simple_loss(streamed, batch, options)
+    am = projection(layers.simple_am_proj, encoder_out)
+    lm = projection(layers.simple_lm_proj, predictor_out)
+    dtype, projected = torch.promote_types(am.dtype, lm.dtype), [am, lm]
+    if layers.tdt is not None:
+        projected.append(projection(layers.tdt.simple_am_proj, encoder_out))
+        projected.append(projection(layers.tdt.simple_lm_proj, predictor_out))
+    inputs = SimpleInputs(*(x.to(dtype).contiguous() for x in projected))
+    return simple_loss(inputs, batch, options)
+
+
+def _band(layers: LossLayers, simple: SimpleResults, utterances: Utterances) -> Tensor:
+    """The start of the band (N,T)."""
+    lengths, s_range, exact = utterances.lengths, layers.s_range, layers.exact_bounds
+    if layers.tdt is not None and simple.stay is not None:
+        occupancies = (simple.gx, simple.gy, simple.stay)
+        durations = layers.tdt.durations
+        return tdt_bounds(occupancies, lengths, s_range=s_range, durations=durations, exact=exact)
+    nodes = OccupancyAndLengths(simple.gx, simple.gy, *lengths)
+    return choose_bounds(nodes, s_range, layers.options.rnnt_type, exact)
 
 
 def streamed_of(

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
+from pruned_rnnt.loss.batch import Sizes, check_batch
 from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.lattice.ctc import ctc_losses
+from pruned_rnnt.ops.lattice.recursion import Recursion
 
 
 def ctc_loss(
@@ -45,10 +47,11 @@ def ctc_loss(
     checks.check_floating("logits", logits, "(N, T, V)", 3)
     checks.check_last_axis("logits", logits)
     checks.check_reduction(reduction)
-    size, frames, vocabulary = logits.shape
+    batch, frames, vocabulary = logits.shape
     options = checks.check_options(blank, vocabulary)
-    sizes = checks.Sizes(size, frames, None, vocabulary, logits.device, "logits")
-    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
+    sizes = Sizes(batch, frames, None, vocabulary, logits.device, "logits")
+    given = (targets, logit_lengths, target_lengths)
+    checked = check_batch(*given, sizes, Recursion(options), validate)
     symbols, (frames_N, symbols_N) = checked.targets, checked.lengths
     # torch's kernels read all symbols as columns of logits, also those of padding.
     u = torch.arange(targets.shape[1], device=targets.device)

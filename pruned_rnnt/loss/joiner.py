@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.checks import check_one_of
-from pruned_rnnt.ops.common.plain_layers import LayerParameters, hook_of, linear_parameters
+from pruned_rnnt.ops.common.plain_layers import hook_of, linear_parameters
+from pruned_rnnt.ops.joiner.fused_joiner import OutputLayers
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
 # Bound of initial biases at a scale of one, whatever the number of inputs.
@@ -87,14 +87,7 @@ class Joiner(nn.Module):
         return torch.relu(hidden) if self.activation == "relu" else hidden
 
 
-class OutputParameters(NamedTuple):
-    """tokens: weight (V,D) and bias (V). durations: (K,D) and (K), None without durations."""
-
-    tokens: LayerParameters
-    durations: LayerParameters | None
-
-
-def output_parameters(joiner: Joiner) -> OutputParameters | str:
+def output_parameters(joiner: Joiner) -> OutputLayers | str:
     """Parameters of the output layers, for a loss that computes logits in chunks without a call of
     the joiner; or why the joiner has to be called, for a message: it or a layer was changed."""
     changed = changed_part(joiner)
@@ -104,11 +97,11 @@ def output_parameters(joiner: Joiner) -> OutputParameters | str:
     if isinstance(tokens, str):
         return f"joiner.output_linear {tokens}"
     if joiner.duration_linear is None:
-        return OutputParameters(tokens, None)
+        return OutputLayers(*tokens)
     durations = linear_parameters(joiner.duration_linear)
     if isinstance(durations, str):
         return f"joiner.duration_linear {durations}"
-    return OutputParameters(tokens, durations)
+    return OutputLayers(*tokens, *durations)
 
 
 def changed_part(joiner: Joiner) -> str | None:

@@ -1,16 +1,17 @@
-"""The transducer loss of logits, over the whole lattice or inside a band."""
+"""The losses of logits: of RNN-T, TDT and multi-blank transducers."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
-from pruned_rnnt.loss.bounds import check_bounds, check_bounds_type
-from pruned_rnnt.loss.packing import given_packed_rows
+from pruned_rnnt.loss.bounds import check_bounds_type
+from pruned_rnnt.loss.durations import multi_blank_recursion, tdt_recursion
 from pruned_rnnt.loss.results import Bounds
-from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.joiner.row_loss import LossOptions, is_in_place, row_loss
+from pruned_rnnt.loss.rows import check_logits, loss_of_logits
+from pruned_rnnt.ops.lattice.recursion import Recursion
 
 
 def rnnt_loss(
@@ -19,6 +20,7 @@ def rnnt_loss(
     logit_lengths: Tensor | None = None,
     target_lengths: Tensor | None = None,
     *,
+    bounds: Bounds | None = None,
     blank: int = 0,
     rnnt_type: str = "regular",
     from_log_probs: bool = False,
@@ -35,10 +37,14 @@ def rnnt_loss(
     Args:
         logits: (N, T, U+1, V), float64, float32, float16 or bfloat16; or packed,
             (sum T_n (U_n+1), V): the rows of each utterance's own lattice, frame by frame, one
-            utterance after the other (packed_row_splits). Log-probabilities, with from_log_probs.
+            utterance after the other. With bounds (N, T, S, V), whose column j of frame t is
+            u = bounds.start[n, t] + j; or packed, (sum T_n S, V). Log-probabilities, with
+            from_log_probs.
         targets: (N, U) integers in 0..V-1, not the blank; padding may have any values.
         logit_lengths, target_lengths: (N,) integers, on the device of logits or the CPU. The
             default is T and U; packed logits need logit_lengths.
+        bounds: of prune_bounds: the loss over the paths that stay inside the band, which must have
+            one (arXiv 2206.13236).
         blank: column of the blank; negative counts from the end.
         rnnt_type: `regular`: any number of symbols a frame. `modified`: one at most, and a frame
             emits a symbol or a blank. `constrained`: as modified, a symbol followed by the blank of
@@ -64,13 +70,23 @@ def rnnt_loss(
             without a path) are checked on the CPU or with validate; otherwise the loss of such an
             utterance is +inf and its gradient 0.
     """
-    V = check_logits(logits, "U+1", in_place)
+    vocabulary = check_logits(logits, bounds, in_place)
+    if bounds is not None:
+        check_bounds_type(bounds)
     checks.check_reduction(reduction)
     options = checks.check_options(
-        blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
+        blank, vocabulary, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
     )
     batch = (targets, logit_lengths, target_lengths)
-    return loss_of_logits(logits, batch, None, options, in_place, validate, reduction)
+    return loss_of_logits(
+        logits,
+        batch,
+        bounds,
+        Recursion(options),
+        in_place=in_place,
+        validate=validate,
+        reduction=reduction,
+    )
 
 
 def rnnt_loss_pruned(
@@ -91,80 +107,148 @@ def rnnt_loss_pruned(
     in_place: bool = False,
     validate: bool = False,
 ) -> Tensor:
-    """Transducer loss over the paths that stay inside a band (arXiv 2206.13236).
+    """rnnt_loss over the paths that stay inside a band; the arguments are those of rnnt_loss."""
+    check_bounds_type(bounds)
+    return rnnt_loss(
+        logits,
+        targets,
+        logit_lengths,
+        target_lengths,
+        bounds=bounds,
+        blank=blank,
+        rnnt_type=rnnt_type,
+        from_log_probs=from_log_probs,
+        delay_penalty=delay_penalty,
+        fastemit_lambda=fastemit_lambda,
+        clamp=clamp,
+        hat=hat,
+        reduction=reduction,
+        in_place=in_place,
+        validate=validate,
+    )
+
+
+def rnnt_loss_tdt(
+    logits: Tensor,
+    duration_logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor | None = None,
+    target_lengths: Tensor | None = None,
+    *,
+    durations: Sequence[int] = (0, 1, 2, 3, 4),
+    bounds: Bounds | None = None,
+    sigma: float = 0.0,
+    omega: float = 0.0,
+    blank: int = 0,
+    delay_penalty: float = 0.0,
+    fastemit_lambda: float = 0.0,
+    clamp: float | None = None,
+    reduction: str = "mean",
+    in_place: bool = False,
+    validate: bool = False,
+) -> Tensor:
+    """Token-and-duration transducer loss -log P(targets | logits), arXiv 2304.06795.
+
+    Every arc has a duration, by which it advances the frame, with a distribution of its own:
+    log_softmax(logits) - sigma + log_softmax(duration_logits) is the score of a symbol or blank and
+    its duration. A blank advances by one frame or more; a symbol may stay (duration 0) and lands
+    before the last frame's end; the last arc is a blank that lands on frame T_n exactly.
 
     Args:
-        logits: (N, T, S, V), column j of frame t standing for bounds.start[n, t] + j; or packed,
-            (sum T_n S, V): the frames of each utterance, one utterance after the other.
-        bounds: of prune_bounds; start (N, T).
+        logits: (N, T, U+1, V), float64, float32, float16 or bfloat16; or packed,
+            (sum T_n (U_n+1), V), as of rnnt_loss. With bounds (N, T, S, V) or (sum T_n S, V).
+        duration_logits: the shape of logits with K = len(durations) instead of V, floating.
+        targets, logit_lengths, target_lengths: as of rnnt_loss.
+        durations: frames by which an arc advances, one for each column of duration_logits:
+            different integers in 0..1024, at least one above 0, at most 16.
+        bounds: of prune_bounds: the loss over the paths whose arcs begin and end in the band.
+        sigma: subtracted from each log-probability of symbols and blanks (logit
+            under-normalization), which favours few arcs, and thus long durations.
+        omega: probability with which the call is the RNN-T loss of logits instead, without sigma
+            and with a gradient of 0 for duration_logits. Drawn on the host from torch's CPU
+            generator; must be 0 in torch.compile and CUDA graphs.
+        fastemit_lambda: scales the gradient through the symbols' log-probabilities, not that
+            through their durations.
+        clamp: bound of each element of d loss_n / d logits and d loss_n / d duration_logits.
+        in_place: write the gradient of logits over them, as of rnnt_loss.
+        others: as of rnnt_loss.
+
+    Returns:
+        (N,) or a scalar; float64 if logits or duration_logits are, to which the others are then
+        promoted; else float32.
+
+    Raises:
+        TypeError, ValueError: as rnnt_loss; also durations that cannot add up to the frames of an
+            utterance, which has no path then.
+    """
+    vocabulary = check_logits(logits, bounds, in_place)
+    if bounds is not None:
+        check_bounds_type(bounds)
+    checks.check_reduction(reduction)
+    options = checks.check_options(
+        blank, vocabulary, "regular", delay_penalty, fastemit_lambda, clamp
+    )
+    recursion = tdt_recursion(options, durations, sigma, omega, logits.device)
+    batch = (targets, logit_lengths, target_lengths)
+    return loss_of_logits(
+        logits,
+        batch,
+        bounds,
+        recursion,
+        duration_logits=duration_logits,
+        in_place=in_place,
+        validate=validate,
+        reduction=reduction,
+    )
+
+
+def rnnt_loss_multi_blank(
+    logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor | None = None,
+    target_lengths: Tensor | None = None,
+    *,
+    big_blanks: Mapping[int, int],
+    sigma: float = 0.0,
+    blank: int = 0,
+    delay_penalty: float = 0.0,
+    fastemit_lambda: float = 0.0,
+    clamp: float | None = None,
+    reduction: str = "mean",
+    in_place: bool = False,
+    validate: bool = False,
+) -> Tensor:
+    """Multi-blank transducer loss -log P(targets | logits), arXiv 2211.03541.
+
+    Args:
+        logits: (N, T, U+1, V), or packed, (sum T_n (U_n+1), V); as of rnnt_loss.
+        targets, logit_lengths, target_lengths: as of rnnt_loss; targets are no big blanks.
+        big_blanks: the frames by which each further blank advances, by its column: different
+            integers from 2 on, at most 14.
+        sigma: subtracted from each log-probability (logit under-normalization, 0.05 in the paper).
+        blank: column of the blank that advances one frame; negative counts from the end.
         others: as of rnnt_loss.
 
     Returns:
         (N,) or a scalar; float64 for float64 logits, else float32.
 
     Raises:
-        TypeError, ValueError: as rnnt_loss, and a band without a path.
+        TypeError, ValueError: as rnnt_loss, where a target that is a big blank is one that does not
+            fit; ValueError also for columns or durations of big_blanks that do not fit.
     """
-    V = check_logits(logits, "S", in_place)
-    check_bounds_type(bounds)
+    vocabulary = check_logits(logits, None, in_place)
     checks.check_reduction(reduction)
     options = checks.check_options(
-        blank, V, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat, from_log_probs
+        blank, vocabulary, "regular", delay_penalty, fastemit_lambda, clamp
     )
+    recursion = multi_blank_recursion(options, big_blanks, sigma, vocabulary)
     batch = (targets, logit_lengths, target_lengths)
-    return loss_of_logits(logits, batch, bounds, options, in_place, validate, reduction)
-
-
-def check_logits(logits: Tensor, columns: str, in_place: bool) -> int:
-    """V of logits of four dimensions, the third of which is `columns` in words, or packed."""
-    checks.check_tensor("logits", logits)
-    shape = f"(N, T, {columns}, V) or packed (rows, V)"
-    checks.check_floating("logits", logits, shape, 2 if logits.dim() == 2 else 4)
-    checks.check_last_axis("logits", logits)
-    if in_place and (not logits.is_contiguous() or logits.is_neg()):
-        raise ValueError("in_place=True needs contiguous logits without a deferred change of sign")
-    return logits.shape[-1]
-
-
-def loss_of_logits(
-    logits: Tensor,
-    batch: tuple[Tensor, Tensor | None, Tensor | None],
-    bounds: Bounds | None,
-    options: LossOptions,
-    in_place: bool,
-    validate: bool,
-    reduction: str = "none",
-) -> Tensor:
-    """(N,) or reduced, over the whole lattice or inside bounds; batch: targets and lengths,
-    unchecked."""
-    utterances, rows = rows_of_logits(logits, batch, bounds, options, validate)
-    flat = logits.contiguous().view(-1, logits.shape[-1])
-    in_place = is_in_place(in_place)
-    return row_loss(flat, utterances.targets, rows, options, in_place, reduction)
-
-
-def rows_of_logits(
-    logits: Tensor,
-    batch: tuple[Tensor, Tensor | None, Tensor | None],
-    bounds: Bounds | None,
-    options: LossOptions,
-    validate: bool,
-) -> tuple[Utterances, LatticeRows]:
-    """The checked batch, on the device, and the geometry of padded or packed logits."""
-    packed, vocabulary = logits.dim() == 2, logits.shape[-1]
-    sizes = checks.Sizes(None, None, None, vocabulary, logits.device, "logits")
-    if not packed:
-        size, frames, columns, _ = logits.shape
-        symbols = columns - 1 if bounds is None else None
-        sizes = sizes._replace(batch=size, frames=frames, symbols=symbols)
-        if bounds is not None:
-            shape = (size, frames, bounds.s_range, vocabulary)
-            checks.check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
-    checked = checks.check_batch(*batch, sizes, options, validate)
-    if bounds is not None:
-        bounds = check_bounds(bounds, checked, sizes.frames, options.rnnt_type, validate)
-    if packed:
-        return given_packed_rows(checked, bounds, logits.shape[0], validate)
-    utterances = checked.on_device()
-    start = None if bounds is None else bounds.start
-    return utterances, LatticeRows(*utterances.lengths, start, None, *logits.shape[1:3])
+    return loss_of_logits(
+        logits,
+        batch,
+        None,
+        recursion,
+        in_place=in_place,
+        validate=validate,
+        reduction=reduction,
+    )

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss import checks
+from pruned_rnnt.loss.batch import Sizes, check_batch
 from pruned_rnnt.loss.bounds import check_band_width
 from pruned_rnnt.loss.composed_losses import LossCall, composed_losses, streamed_of
 from pruned_rnnt.loss.joiner import Joiner, changed_part, check_joiner, scale_initial
-from pruned_rnnt.loss.pruned_tdt import TdtHead, check_tdt_joiner
 from pruned_rnnt.loss.results import (
     Bounds,
     Occupancy,
@@ -21,11 +21,14 @@ from pruned_rnnt.loss.results import (
     UtteranceLosses,
 )
 from pruned_rnnt.loss.simple import check_scales
+from pruned_rnnt.loss.tdt_head import TdtHead, check_tdt_joiner
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.joiner.fused_joiner import row_chunks
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
+from pruned_rnnt.ops.lattice.recursion import Recursion
+from pruned_rnnt.ops.pruning.tdt_bounds import tdt_topology
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
 from pruned_rnnt.ops.step.step_ops import has_native_step
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
@@ -61,7 +64,7 @@ class PrunedTransducerLoss(nn.Module):
             pruned loss.
         lm_only_scale, am_only_scale: see rnnt_loss_simple.
         durations, sigma, omega: see rnnt_loss_tdt; with durations, both losses are TDT losses and
-            joiner is a Joiner with a layer for them. omega applies in training.
+            joiner is a Joiner with a layer for them. omega applies in training, drawn once a step.
         simple_scale, pruned_scale_start, warm_up_steps: see above.
 
     Raises:
@@ -135,12 +138,20 @@ class PrunedTransducerLoss(nn.Module):
         scales = self.simple_options.scales
         self.simple_options = check_scales(self.options, scales.lm_only_scale, scales.am_only_scale)
 
-    def scales(self, step: int) -> tuple[float, float]:
-        """Scales of the simple and of the pruned loss after that many optimiser steps."""
-        step = checks.check_integer("step", step)
-        if step < 0:
-            raise ValueError(f"step is {step}; it must be at least 0")
-        done = min(step / self.warm_up_steps, 1.0) if self.warm_up_steps > 0 else 1.0
+    def scales(self, step: int | None) -> tuple[float, float]:
+        """Scales of the simple and of the pruned loss after that many optimiser steps; None: after
+        the warm-up, in evaluation alone."""
+        done = 1.0
+        if step is not None:
+            step = checks.check_integer("step", step)
+            if step < 0:
+                raise ValueError(f"step is {step}; it must be at least 0")
+            done = min(step / self.warm_up_steps, 1.0) if self.warm_up_steps > 0 else 1.0
+        elif self.training and self.warm_up_steps > 0:
+            raise TypeError(
+                "step is None; it must be an integer in training, the number of optimiser steps "
+                "done so far, by which the scales warm up"
+            )
         simple = 1.0 + done * (self.simple_scale - 1.0)
         pruned = self.pruned_scale_start + done * (1.0 - self.pruned_scale_start)
         return simple, pruned
@@ -152,7 +163,7 @@ class PrunedTransducerLoss(nn.Module):
         targets: Tensor,
         logit_lengths: Tensor | None,
         target_lengths: Tensor | None,
-        step: int,
+        step: int | None = None,
     ) -> TransducerLosses:
         """Losses of a batch.
 
@@ -162,7 +173,8 @@ class PrunedTransducerLoss(nn.Module):
             logit_lengths, target_lengths: (N,) integers, None for T and U. If they are on the CPU,
                 the joiner leaves padding out; if they are on the inputs' device, the host does not
                 wait for them.
-            step: optimiser steps done so far, for the warm-up.
+            step: optimiser steps done so far, for the warm-up. In evaluation it can be left out:
+                then the scales are those after the warm-up.
 
         Raises:
             TypeError, ValueError: see rnnt_loss and prune_bounds; widths that are not E and P.
@@ -176,13 +188,15 @@ class PrunedTransducerLoss(nn.Module):
         checks.check_shape("predictor_out", predictor_out, wanted, "(N, U+1, predictor_dim)")
         checks.check_same("predictor_out", predictor_out, "encoder_out", encoder_out)
         owner = (encoder_out.device, "encoder_out and predictor_out")
-        sizes = checks.Sizes(batch, frames, rows - 1, self.vocab_size, *owner)
-        utterances = checks.check_batch(targets, logit_lengths, target_lengths, sizes, self.options)
+        sizes = Sizes(batch, frames, rows - 1, self.vocab_size, *owner)
+        recursion = Recursion(self.options)
+        if self.tdt is not None:
+            recursion = self.tdt.recursion(self.options, step, encoder_out.device)
+        utterances = check_batch(targets, logit_lengths, target_lengths, sizes, recursion)
         if utterances.host_lengths is not None:
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
-        tdt = None if self.tdt is None else self.tdt.call_options(self.options, utterances)
-        call = LossCall(encoder_out, predictor_out, utterances, scales, tdt)
+        call = LossCall(encoder_out, predictor_out, utterances, scales, recursion)
         losses = self._in_one_step(call)
         if losses is None:
             losses = composed_losses(self, call._replace(utterances=utterances.on_device()))
@@ -212,13 +226,12 @@ class PrunedTransducerLoss(nn.Module):
         """The losses by the compiled step; None where that does not apply. torch.compile must see
         each layer, and the step has no prior of the predictor (am_only_scale), does not mix TDT
         with RNN-T (omega), and stores am and lm."""
-        encoder_out, predictor_out, utterances, scales, tdt = call
+        encoder_out, predictor_out, utterances, scales, recursion = call
         joiner = self.joiner
         if not (isinstance(joiner, Joiner) and encoder_out.is_cuda and has_native_step()):
             return None
         has_prior = self.simple_options.scales.am_only_scale != 0
-        is_plain = tdt is not None and tdt.is_plain
-        if torch.compiler.is_compiling() or has_prior or is_plain:
+        if torch.compiler.is_compiling() or has_prior or recursion.ignores_durations:
             return None
         if not (checks.has_values(encoder_out) and checks.has_values(predictor_out)):
             return None
@@ -250,7 +263,7 @@ class PrunedTransducerLoss(nn.Module):
             return None
         options = self.options
         if self.tdt is not None:
-            options = options._replace(rnnt_type=self.tdt.band_topology)
+            options = options._replace(rnnt_type=tdt_topology(self.tdt.durations))
         frames = encoder_out.shape[1]
         chunks = row_chunks(
             utterances.band_rows(frames, self.s_range),
@@ -263,12 +276,11 @@ class PrunedTransducerLoss(nn.Module):
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),
-            simple=self.simple_options,
+            simple=self.simple_options._replace(recursion=recursion),
             joiner=JoinerPlan(*sizes, ACTIVATIONS[joiner.activation], options),
             exact_bounds=self.exact_bounds,
             simple_scale=scales[0],
             pruned_scale=scales[1],
             reduction=self.reduction,
-            tdt=tdt,
         )
         return pruned_step(inputs, utterances, plan)

@@ -35,13 +35,6 @@ class TdtOccupancy(NamedTuple):
     durations: Tensor
 
 
-class TdtSimpleLoss(NamedTuple):
-    """loss: (N,) or a scalar, by reduction. occupancy: the argument of prune_bounds_tdt."""
-
-    loss: Tensor
-    occupancy: TdtOccupancy
-
-
 class SimpleLoss(NamedTuple):
     """loss: (N,) or a scalar, by reduction. occupancy: the argument of prune_bounds."""
 

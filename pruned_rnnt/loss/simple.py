@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.loss import checks
+from pruned_rnnt.loss.batch import check_am_lm, check_batch
 from pruned_rnnt.loss.results import Occupancy, SimpleLoss, reduced
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion
 from pruned_rnnt.ops.simple.simple_log_probs import Scales
-from pruned_rnnt.ops.simple.simple_loss import SimpleOptions, simple_loss
+from pruned_rnnt.ops.simple.simple_loss import SimpleInputs, SimpleOptions, simple_loss
 
 
 def rnnt_loss_simple(
@@ -48,22 +49,24 @@ def rnnt_loss_simple(
         TypeError, ValueError: as rnnt_loss. An utterance whose loss is +inf because values are not
             read still counts in q, so that with am_only_scale its gradient is not 0.
     """
-    sizes = checks.check_am_lm(am, lm, "V")
+    sizes = check_am_lm(am, lm, "V")
     penalties = (delay_penalty, fastemit_lambda)
     options = checks.check_options(blank, sizes.vocabulary, rnnt_type, *penalties)
     simple_options = check_scales(options, lm_only_scale, am_only_scale)
     checks.check_reduction(reduction)
-    checked = checks.check_batch(targets, logit_lengths, target_lengths, sizes, options, validate)
+    batch = (targets, logit_lengths, target_lengths)
+    recursion = simple_options.recursion
+    checked = check_batch(*batch, sizes, recursion, validate)
     dtype = torch.promote_types(am.dtype, lm.dtype)
-    am, lm = (x.to(dtype).contiguous() for x in (am, lm))
-    loss, emit, blank_mass = simple_loss(am, lm, checked.on_device().tensors, simple_options)
+    inputs = SimpleInputs(am.to(dtype).contiguous(), lm.to(dtype).contiguous())
+    loss, emit, blank_mass, *_ = simple_loss(inputs, checked.on_device().tensors, simple_options)
     return SimpleLoss(reduced(loss, reduction), Occupancy(emit, blank_mass))
 
 
 def check_scales(options: LossOptions, lm_only_scale: float, am_only_scale: float) -> SimpleOptions:
     """The options of the simple loss, with its scales of smoothing."""
     scales = check_smoothing(lm_only_scale, am_only_scale)
-    return SimpleOptions(options, Scales(options.blank, *scales))
+    return SimpleOptions(Recursion(options), Scales(options.blank, *scales))
 
 
 def check_smoothing(lm_only_scale: float, am_only_scale: float) -> tuple[float, float]:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from pruned_rnnt.loss.fused import rnnt_loss_fused
-from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
+from pruned_rnnt.loss.fused import rnnt_loss_fused, rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import output_parameters
 from pruned_rnnt.model.transducer_model import TransducerModel
 
@@ -56,7 +55,7 @@ def sequence_log_probs(
             f"{parameters}, and the scores of sequences need a joiner with plain output layers: "
             "remove it, or merge adapters into the weights"
         )
-    output = [*parameters.tokens, *(parameters.durations or ())]
+    output = parameters[:2] if parameters.duration_weight is None else parameters
     each = max(1, _MOST_ELEMENTS // (width * am_NTD[0].numel()))
     log_probs = []
     for begin in range(0, number, each):

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.fused import rnnt_loss_fused
-from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
+from pruned_rnnt.loss.fused import rnnt_loss_fused, rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner, durations_of_call, output_parameters
-from pruned_rnnt.loss.logit_losses import rnnt_loss
+from pruned_rnnt.loss.logit_losses import rnnt_loss, rnnt_loss_tdt
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
-from pruned_rnnt.loss.tdt import rnnt_loss_tdt
 from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import (
@@ -129,10 +127,10 @@ class TransducerModel(SpeechModel):
             return rnnt_loss(joiner(*nodes), *texts, **options)
         options["activation"] = joiner.activation
         lattice: Any = (batch.targets, None, batch.logit_lengths, batch.target_lengths)
-        if output.durations is not None:
-            inputs = (am, lm, *output.tokens, *output.durations)
+        if output.duration_weight is not None:
+            inputs: tuple[Any, ...] = (am, lm, *output)
             return rnnt_loss_tdt_fused(*inputs, *lattice, **options)
-        return rnnt_loss_fused(am, lm, *output.tokens, *lattice, **options)
+        return rnnt_loss_fused(am, lm, *output[:2], *lattice, **options)
 
 
 def _build_predictor(config: AnyPredictorConfig, vocab_size: int) -> Predictor:

@@ -102,7 +102,6 @@ _RIGHT_VALUES = {
     ("compat.k2.get_rnnt_prune_ranges", "too small"),
     # k2 takes any symbol.
     *((f"compat.{x}", "the blank") for x in _OF_K2),
-    *(("packed_row_splits", x) for x in ("too long", "2^32 + 1", "zero")),
     ("ctc_consistency_loss", "zero"),
     # A batch may be taken a few frames at a time, of which an utterance has none.
     *((f"diagnostics.{x}log_prob_rows", "zero") for x in ("", "tdt_")),
@@ -180,11 +179,9 @@ SCALARS["probability"] = {
     "negative": Value(lambda _: -0.1),
 }
 SCALARS["scale"] = SCALARS["probability"]
-SCALARS["count"] = {
-    **{k: v for k, v in SCALARS["integer"].items() if k not in ("bool", "too large", "None")},
-}
+_NO_STEP = ("bool", "float", "too large", "None")
 SCALARS["step"] = {
-    **{k: v for k, v in SCALARS["count"].items() if k != "float"},
+    **{k: v for k, v in SCALARS["integer"].items() if k not in _NO_STEP},
     "infinite": Value(lambda _: float("inf"), False),
 }
 _DEFAULTS = {
@@ -192,7 +189,6 @@ _DEFAULTS = {
     "rnnt_type": "regular",
     "reduction": "none",
     "activation": "tanh",
-    "row_count": 7,
     "step": 4,
 }
 
@@ -238,7 +234,7 @@ def _scalars(subject: Subject) -> Iterator[Cell]:
                 "bad_utterance": 0 if column == "a target" else None,
             }
             yield Cell(subject, "options", row, column, change, **options)
-            if column == "a target" or name == "row_count":
+            if column == "a target":
                 yield Cell(
                     subject, "unread values", row, column, change, **options, reads_values=False
                 )

@@ -124,30 +124,12 @@ def _fused(name: str, band: bool, tdt: bool) -> Subject:
     )
 
 
-def _tdt_simple() -> Subject:
-    shapes = [(N, T, V), (N, U + 1, V), (N, T, K), (N, U + 1, K)]
-    names = "am lm duration_am duration_lm"
-    scalars = {k: kind for k, kind in _simple_scalars.items() if k != "rnnt_type"}
-    fixed = {"durations": DURATIONS, "sigma": 0.05, "lm_only_scale": 0.25, "reduction": "none"}
-    return Subject(
-        "rnnt_loss_tdt_simple",
-        _in_batch(names, *shapes, **fixed),
-        pruned_rnnt.rnnt_loss_tdt_simple,
-        band_references.tdt_simple,
-        floats=tuple(names.split()),
-        integers=("targets", *LENGTHS),
-        scalars={**scalars, **_TDT_SCALARS},
-        options=(option(fastemit_lambda=0.3), option(delay_penalty=0.2), option(validate=True)),
-        has_products=True,
-    )
-
-
 def _prune_bounds(*, emit: Any, blank: Any, **given: Any) -> Any:
     return pruned_rnnt.prune_bounds(Occupancy(emit, blank), **given)
 
 
 def _prune_bounds_tdt(*, emit: Any, blank: Any, stay: Any, arcs: Any, **given: Any) -> Any:
-    return pruned_rnnt.prune_bounds_tdt(TdtOccupancy(emit, blank, stay, arcs), **given)
+    return pruned_rnnt.prune_bounds(TdtOccupancy(emit, blank, stay, arcs), **given)
 
 
 def _information_arguments() -> Arguments:
@@ -169,7 +151,6 @@ SUBJECTS = [
     _fused("rnnt_loss_fused (band)", band=True, tdt=False),
     _fused("rnnt_loss_tdt_fused", band=False, tdt=True),
     _fused("rnnt_loss_tdt_fused (band)", band=True, tdt=True),
-    _tdt_simple(),
     Subject(
         "ctc_loss",
         _in_batch("logits", (N, T, V), reduction="none"),
@@ -218,7 +199,7 @@ SUBJECTS = [
         is_differentiable=False,
     ),
     Subject(
-        "prune_bounds_tdt",
+        "prune_bounds (TDT)",
         _probabilities(
             "emit blank stay arcs", *[_arcs] * 3, (*_arcs, K), s_range=S, durations=DURATIONS
         ),
@@ -243,32 +224,4 @@ SUBJECTS = [
         words={"start": ("bounds",), "s_range": ("bounds",)},
         reduces=False,
     ),
-    Subject(
-        "packed_row_splits",
-        lambda: {name: batch()[name] for name in LENGTHS},
-        pruned_rnnt.packed_row_splits,
-        lambda given: {"result": _splits(given)},
-        integers=LENGTHS,
-        reduces=False,
-    ),
-    Subject(
-        "row_splits_to_row_ids",
-        lambda: {"row_splits": torch.tensor([0, 3, 3, 7])},
-        pruned_rnnt.row_splits_to_row_ids,
-        lambda given: {"result": _row_ids(given["row_splits"])},
-        integers=("row_splits",),
-        scalars={"row_count": "count"},
-        reduces=False,
-    ),
 ]
-
-
-def _splits(given: Arguments) -> torch.Tensor:
-    frames, symbols = (torch.as_tensor(given[name]).tolist() for name in LENGTHS)
-    rows = [t * (u + 1) for t, u in zip(frames, symbols, strict=True)]
-    return torch.tensor([sum(rows[:n]) for n in range(len(rows) + 1)])
-
-
-def _row_ids(splits: torch.Tensor) -> torch.Tensor:
-    counts = splits.diff().tolist()
-    return torch.tensor([n for n, count in enumerate(counts) for _ in range(count)])

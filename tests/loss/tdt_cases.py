@@ -13,11 +13,48 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt import Bounds
+from pruned_rnnt import Bounds, TdtOccupancy
+from pruned_rnnt.loss.batch import check_am_lm, check_batch
+from pruned_rnnt.loss.checks import check_options
+from pruned_rnnt.loss.durations import tdt_recursion
+from pruned_rnnt.loss.results import reduced
+from pruned_rnnt.loss.simple import check_scales
+from pruned_rnnt.ops.simple.simple_loss import SimpleInputs, simple_loss
 from tests.loss.loss_cases import Batch, make_batch, pack, random_logits
 from tests.tdt_paths import tdt_paths, tdt_scores, tdt_total
 
 DURATIONS = [(0, 1, 2, 3, 4), (0, 1, 2), (1, 0), (1,), (1, 2, 4), (0, 2, 3)]
+
+
+class TdtSimpleLoss(NamedTuple):
+    """loss (N,) or a scalar, and the occupancy."""
+
+    loss: Tensor
+    occupancy: TdtOccupancy
+
+
+def simple_tdt_loss(
+    am: Tensor,
+    lm: Tensor,
+    duration_am: Tensor,
+    duration_lm: Tensor,
+    *batch: Tensor,
+    durations: Sequence[int] = DURATIONS[0],
+    sigma: float = 0.0,
+    fastemit_lambda: float = 0.0,
+    lm_only_scale: float = 0.0,
+    am_only_scale: float = 0.0,
+    reduction: str = "mean",
+) -> TdtSimpleLoss:
+    """The TDT loss of the trivial joiner; batch: targets and lengths."""
+    sizes = check_am_lm(am, lm, "V")
+    options = check_options(0, sizes.vocabulary, fastemit_lambda=fastemit_lambda)
+    recursion = tdt_recursion(options, durations, sigma)
+    utterances = check_batch(*batch, sizes, recursion).on_device()
+    scales = check_scales(options, lm_only_scale, am_only_scale)
+    inputs = SimpleInputs(*(x.contiguous() for x in (am, lm, duration_am, duration_lm)))
+    simple = simple_loss(inputs, utterances.tensors, scales._replace(recursion=recursion))
+    return TdtSimpleLoss(reduced(simple.loss, reduction), TdtOccupancy(*simple[1:]))
 
 
 class TdtInputs(NamedTuple):

@@ -14,7 +14,7 @@ from pruned_rnnt.ops.common.utterances import HostLengths, Utterances
 from pruned_rnnt.ops.joiner import active_gradients, active_joiner, active_rows, fused_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOGITS, RowStatistics
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion
 from tests.loss.loss_cases import gradients, make_batch
 
 WIDTH = 16
@@ -62,16 +62,21 @@ def loss_of(
     lengths = [x.int() for x in batch.lengths("cpu")]
     numbers = HostLengths(*(x.tolist() for x in lengths)) if lengths_on_host else None
     utterances = Utterances(batch.targets.int(), *lengths, numbers)
-    planned = fused_joiner.planned_joiner(
-        *tensors,
-        utterances,
-        start=None,
-        columns=batch.symbols + 1,
-        vocabulary=batch.vocabulary,
-        activation=ACTIVATIONS[activation],
-        options=options,
-        skips_rows=skips_rows,
-    )
+    am, lm, *layers = tensors
+    with pytest.MonkeyPatch.context() as patch:
+        if not skips_rows:
+            patch.setattr(fused_joiner, "uses_active_rows", lambda *_: False)
+            patch.setattr(fused_joiner, "counts_rows", lambda *_: False)
+        planned = fused_joiner.planned_joiner(
+            am,
+            lm,
+            fused_joiner.OutputLayers(*layers),
+            utterances,
+            start=None,
+            columns=batch.symbols + 1,
+            activation=ACTIVATIONS[activation],
+            recursion=Recursion(options),
+        )
     assert (planned.active is not None) == (skips_rows if is_active is None else is_active)
     return fused_joiner.joiner_loss(*planned)
 

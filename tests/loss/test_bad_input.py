@@ -146,11 +146,6 @@ def test_only_bounds_are_taken_for_a_band() -> None:
 
 
 def test_other_helpers_refuse_lists() -> None:
-    lengths = torch.tensor([3, 2])
-    with pytest.raises(TypeError, match="target_lengths is a list"):
-        pruned_rnnt.packed_row_splits(lengths, [1, 2])
-    with pytest.raises(TypeError, match="row_splits is a list"):
-        pruned_rnnt.row_splits_to_row_ids([0, 2])
     with pytest.raises(TypeError, match="boundary is a list"):
         information({**arguments(), "boundary": [[0, 0, 3, 6]] * 3})
 
@@ -239,3 +234,9 @@ def test_in_place_needs_contiguous_logits(call) -> None:
     name = "logits" if call is full else "band"
     given = changed(name, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1))
     refused(call, given, "in_place=True needs contiguous logits", in_place=True)
+
+
+@pytest.mark.parametrize("name", ["packed_row_splits", "prune_bounds_tdt", "rnnt_loss_tdt_simple"])
+def test_removed_names_say_what_replaces_them(name) -> None:
+    with pytest.raises(AttributeError, match=f"'{name}'; it was removed: use "):
+        getattr(pruned_rnnt, name)

@@ -18,7 +18,8 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import pruned_rnnt
 from pruned_rnnt.loss.band_loss import projection
-from pruned_rnnt.loss.joiner import OutputParameters, output_parameters
+from pruned_rnnt.loss.joiner import output_parameters
+from pruned_rnnt.ops.joiner.fused_joiner import OutputLayers
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
 
 N, T, U, E, P, D, V = 2, 9, 4, 6, 5, 8, 7
@@ -277,7 +278,7 @@ def test_a_hook_that_is_removed_lets_the_loss_compute_in_chunks_again() -> None:
     batch = new_batch("cpu")
     stored = module(*batch, step=0).loss
     handle.remove()
-    assert isinstance(output_parameters(module.joiner), OutputParameters)
+    assert isinstance(output_parameters(module.joiner), OutputLayers)
     fused = module(*batch, step=0).loss
     torch.testing.assert_close(fused, stored, rtol=1e-12, atol=0)
 

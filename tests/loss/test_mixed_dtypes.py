@@ -61,28 +61,6 @@ def test_logits_that_are_promoted_cannot_be_overwritten() -> None:
         )
 
 
-@pytest.mark.parametrize(("dtype", "other"), [(torch.float32, torch.float64), MIXED[-1], MIXED[0]])
-def test_trivial_joiner_with_durations(dtype, other) -> None:
-    given = calls.arguments()
-    generator = torch.Generator().manual_seed(1)
-    am, lm = given["am"].to(dtype), given["lm"].to(dtype)
-    duration_am, duration_lm = (
-        torch.randn(*x.shape[:2], 3, generator=generator).to(other) for x in (am, lm)
-    )
-    lengths = (given["logit_lengths"], given["target_lengths"])
-
-    def result(*inputs: Tensor) -> Tensor:
-        return pruned_rnnt.rnnt_loss_tdt_simple(
-            *inputs, given["targets"], *lengths, durations=DURATIONS, reduction="none"
-        ).loss
-
-    inputs = (am, lm, duration_am, duration_lm)
-    promoted = torch.promote_types(dtype, other)
-    expected = result(*(x.to(promoted) for x in inputs))
-    assert torch.equal(result(*inputs), expected)
-    assert expected.dtype == (torch.float64 if promoted == torch.float64 else torch.float32)
-
-
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "other"), [*MIXED, *((x, x) for x in FLOATS)])
@@ -101,7 +79,7 @@ def test_occupancies(dtype, other, device, exact) -> None:
     parts = (emit.to(dtype), blank.to(other), torch.zeros_like(emit), both)
     whole = (emit, blank, torch.zeros_like(emit), both)
     starts = [
-        pruned_rnnt.prune_bounds_tdt(TdtOccupancy(*x), *lengths, durations=(0, 1), **options).start
+        pruned_rnnt.prune_bounds(TdtOccupancy(*x), *lengths, durations=(0, 1), **options).start
         for x in (parts, whole)
     ]
     assert torch.equal(*starts)
@@ -111,10 +89,10 @@ def test_parts_of_an_occupancy_have_one_shape() -> None:
     x = torch.zeros(2, 3, 4)
     narrow = TdtOccupancy(x, x, x[:, :, 1:], x[..., None])
     with pytest.raises(ValueError, match=r"occupancy\.stay has shape"):
-        pruned_rnnt.prune_bounds_tdt(narrow, s_range=2, durations=(0, 1))
+        pruned_rnnt.prune_bounds(narrow, s_range=2, durations=(0, 1))
     sparse = TdtOccupancy(x, x.to_sparse(), x, x[..., None])
     with pytest.raises(ValueError, match=r"occupancy\.blank is of layout"):
-        pruned_rnnt.prune_bounds_tdt(sparse, s_range=2, durations=(0, 1))
+        pruned_rnnt.prune_bounds(sparse, s_range=2, durations=(0, 1))
 
 
 @pytest.mark.parametrize(("dtype", "other"), MIXED)

@@ -198,28 +198,6 @@ def test_starts_that_are_no_integers() -> None:
         pruned_rnnt.prune(given["am"], given["lm"], Bounds(given["start"], 3.0))
 
 
-# --- lengths of packed rows and of two views ------------------------------------------------------
-WRONG_LENGTHS = [
-    ([6.0, 5.0], [3, 2], ValueError, "logit_lengths is torch.float32; it must be int32 or int64"),
-    ([6, 5], [3.0, 2.0], ValueError, "target_lengths is torch.float32"),
-    ([6, -5], [3, 2], ValueError, r"logit_lengths\[1\] is -5; it must be at least 0"),
-    ([6, 5], [-1, 2], ValueError, r"target_lengths\[0\] is -1; it must be at least 0"),
-    ([6, 5], [3], ValueError, "target_lengths has shape"),
-    ([[6, 5]], [[3, 2]], ValueError, "logit_lengths has shape"),
-]
-
-
-@pytest.mark.parametrize(("frames", "symbols", "kind", "words"), WRONG_LENGTHS)
-def test_packed_row_splits(frames, symbols, kind, words) -> None:
-    with pytest.raises(kind, match=words):
-        pruned_rnnt.packed_row_splits(torch.tensor(frames), torch.tensor(symbols))
-
-
-def test_row_splits_that_decrease() -> None:
-    with pytest.raises(ValueError, match=r"row_splits is \[0, 4, 2\]; it must not decrease"):
-        pruned_rnnt.row_splits_to_row_ids(torch.tensor([0, 4, 2]))
-
-
 @pytest.mark.parametrize("length", [T + 9, -3])
 def test_lengths_of_two_views(length) -> None:
     x, lengths = torch.randn(N, T, U), torch.tensor([T, length, 1])

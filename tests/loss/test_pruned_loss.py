@@ -125,6 +125,8 @@ def test_a_band_over_everything_is_the_full_loss(rnnt_type, device) -> None:
     full = pruned_rnnt.rnnt_loss(logits, targets, *lengths, rnnt_type=rnnt_type)
     pruned = pruned_rnnt.rnnt_loss_pruned(logits, targets, bounds, *lengths, rnnt_type=rnnt_type)
     torch.testing.assert_close(pruned, full, rtol=1e-13, atol=0)
+    inside = pruned_rnnt.rnnt_loss(logits, targets, *lengths, bounds=bounds, rnnt_type=rnnt_type)
+    assert torch.equal(inside, pruned)
 
 
 @pytest.mark.parametrize("device", cases.DEVICES)

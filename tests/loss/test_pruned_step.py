@@ -10,6 +10,7 @@ from pruned_rnnt.loss import pruned_transducer
 from pruned_rnnt.loss.composed_losses import LossCall
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner import fused_joiner
+from pruned_rnnt.ops.lattice.recursion import Recursion
 from pruned_rnnt.ops.simple import simple_products
 from tests.loss.step_cases import (
     DEVICES,
@@ -258,5 +259,6 @@ def test_the_step_takes_no_fake_tensors(monkeypatch) -> None:
         targets = torch.empty(3, 4, dtype=torch.int32, device="cuda")
         lengths = torch.empty(3, dtype=torch.int32, device="cuda")
         utterances = Utterances(targets, lengths, lengths, None)
-        call = LossCall(encoder_out, predictor_out, utterances, (0.5, 1.0), None)
+        recursion = Recursion(criterion.options)
+        call = LossCall(encoder_out, predictor_out, utterances, (0.5, 1.0), recursion)
         assert criterion._in_one_step(call) is None

@@ -18,6 +18,7 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt.ops.simple import simple_loss, simple_products, streamed_loss
 from tests.loss import loss_cases as cases
+from tests.loss.tdt_cases import simple_tdt_loss
 
 # The largest error, in the unit of the module docstring.
 LIMITS = {torch.float16: 3.0, torch.bfloat16: 2.0}
@@ -153,7 +154,7 @@ def tdt(problem: Problem) -> Tensor:
     am, lm, *batch = problem
     durations = [x.new_zeros((*x.shape[:2], len(DURATIONS))) for x in (am, lm)]
     options = {"durations": DURATIONS, "lm_only_scale": 0.25, "reduction": "sum"}
-    return pruned_rnnt.rnnt_loss_tdt_simple(am, lm, *durations, *batch, **options).loss
+    return simple_tdt_loss(am, lm, *durations, *batch, **options).loss
 
 
 @pytest.mark.parametrize("device", cases.DEVICES)

@@ -7,8 +7,7 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt import Bounds
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
-from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions, TdtRows, run_tdt_recursion
+from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion, run_recursion
 from pruned_rnnt.ops.lattice.tdt_lattice import TdtOptions, TdtSums
 from tests.loss.loss_cases import DEVICES
 
@@ -27,12 +26,12 @@ def recursion(scores: Tensor, logits: Tensor) -> TdtSums:
     _, frames, width = scores.shape
     device = scores.device
     lengths = [torch.tensor([x], dtype=torch.int32, device=device) for x in (frames, width - 1)]
-    targets = torch.ones((1, width - 1), dtype=torch.int32, device=device)
-    rows = TdtRows(targets, LatticeRows(*lengths, None, None, frames, width))
-    loss = LossOptions(0, 0, 0, 0.0, 0.0, 0.0)
-    options = TdtLossOptions(loss, TdtOptions(DURATIONS, 0.02, 0.0))
+    rows = LatticeRows(*lengths, None, None, frames, width)
+    options = LossOptions(0, 0, 0, 0.0, 0.0, 0.0)
+    of_tdt = Recursion(options, TdtOptions(DURATIONS, 0.02, 0.0))
     px, py = scores[:, None].contiguous().unbind(0)
-    return run_tdt_recursion(px, py, logits[None].contiguous(), rows, options)
+    logits = logits[None].contiguous()
+    return run_recursion(px, py, rows, of_tdt, logits, symbols=width - 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -9,6 +9,7 @@ from torch import Tensor
 import pruned_rnnt
 from tests.loss import loss_cases as cases
 from tests.loss.step_cases import DURATIONS, assert_captured_equals_eager
+from tests.loss.tdt_cases import simple_tdt_loss
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +42,7 @@ def test_module_is_its_two_losses(lengths_on, device) -> None:
     arguments = (batch.targets.to(device), *lengths)
     losses = module(encoder, predictor, *arguments, 0)
     head, joiner = module.tdt, module.joiner
-    simple = pruned_rnnt.rnnt_loss_tdt_simple(
+    simple = simple_tdt_loss(
         module.simple_am_proj(encoder),
         module.simple_lm_proj(predictor),
         head.simple_am_proj(encoder),
@@ -51,7 +52,7 @@ def test_module_is_its_two_losses(lengths_on, device) -> None:
         lm_only_scale=0.25,
         reduction="none",
     )
-    bounds = pruned_rnnt.prune_bounds_tdt(simple.occupancy, *lengths, 3)
+    bounds = pruned_rnnt.prune_bounds(simple.occupancy, *lengths, 3, durations=DURATIONS)
     am_p, lm_p = pruned_rnnt.prune(
         joiner.encoder_proj(encoder), joiner.decoder_proj(predictor), bounds
     )
@@ -104,6 +105,16 @@ def test_omega_applies_in_training_alone() -> None:
         reduction="none",
     )
     torch.testing.assert_close(plain.simple_loss, rnnt.loss)
+
+
+def test_omega_is_drawn_once_a_step() -> None:
+    """The parts of a batch that is split for memory or accumulation use one loss."""
+    batch = cases.make_batch([9, 7, 4], [4, 3, 1], 11, 0)
+    module = module_of(omega=0.5)
+    arguments = (*module_inputs(batch), batch.targets, *batch.lengths("cpu"))
+    by_step = [[module(*arguments, n).simple_loss.sum().item() for _ in range(4)] for n in range(9)]
+    assert all(len(set(losses)) == 1 for losses in by_step)
+    assert len({losses[0] for losses in by_step}) == 2
 
 
 @pytest.mark.slow

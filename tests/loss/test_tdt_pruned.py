@@ -9,7 +9,7 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt import TdtOccupancy
 from tests.loss import loss_cases as cases
-from tests.loss.tdt_cases import DURATIONS
+from tests.loss.tdt_cases import DURATIONS, simple_tdt_loss
 from tests.tdt_paths import tdt_paths
 
 USUAL = DURATIONS[0]
@@ -37,7 +37,7 @@ def stored_logits(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
 def simple(batch: cases.Batch, tensors: list[Tensor], device: str = "cpu", **options):
     given = [x.to(device) for x in tensors]
     lengths = batch.lengths(device)
-    return pruned_rnnt.rnnt_loss_tdt_simple(*given, batch.targets.to(device), *lengths, **options)
+    return simple_tdt_loss(*given, batch.targets.to(device), *lengths, **options)
 
 
 @pytest.mark.parametrize("device", cases.DEVICES)
@@ -123,7 +123,7 @@ def planted_occupancy() -> TdtOccupancy:
 @pytest.mark.parametrize("s_range", [3, 4, 5])
 def test_band_keeps_a_path_that_skips_frames(s_range, exact, device) -> None:
     occupancy = TdtOccupancy(*(x.to(device) for x in planted_occupancy()))
-    bounds = pruned_rnnt.prune_bounds_tdt(occupancy, s_range=s_range, exact=exact)
+    bounds = pruned_rnnt.prune_bounds(occupancy, s_range=s_range, exact=exact, durations=USUAL)
     for t, u in PLANTED:
         assert 0 <= u - int(bounds.start[0, t]) < s_range, (t, u, bounds.start)
 
@@ -131,10 +131,11 @@ def test_band_keeps_a_path_that_skips_frames(s_range, exact, device) -> None:
 def test_frames_without_visits_take_the_window_before() -> None:
     """Rounding in a frame that no path visits does not move the band."""
     occupancy = planted_occupancy()
-    expected = pruned_rnnt.prune_bounds_tdt(occupancy, s_range=3).start
+    expected = pruned_rnnt.prune_bounds(occupancy, s_range=3, durations=USUAL).start
     for t in (1, 3, 6, 10):
         occupancy.blank[0, t, SYMBOLS if t < 5 else 0] = 1e-4
-    assert torch.equal(pruned_rnnt.prune_bounds_tdt(occupancy, s_range=3).start, expected)
+    got = pruned_rnnt.prune_bounds(occupancy, s_range=3, durations=USUAL).start
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("device", cases.DEVICES)
@@ -146,9 +147,7 @@ def test_every_band_has_a_path_and_a_loss_above_the_exact_one(s_range, durations
         tensors = [scale * x.detach() for x in trivial_inputs(batch, len(durations))]
         exact = simple(batch, tensors, device, durations=durations, reduction="none")
         lengths = batch.lengths(device)
-        bounds = pruned_rnnt.prune_bounds_tdt(
-            exact.occupancy, *lengths, s_range, durations=durations
-        )
+        bounds = pruned_rnnt.prune_bounds(exact.occupancy, *lengths, s_range, durations=durations)
         start = bounds.start.cpu()
         moves = start.diff(dim=1)
         assert bool((start[:, 0] == 0).all())
@@ -172,16 +171,17 @@ def test_every_band_has_a_path_and_a_loss_above_the_exact_one(s_range, durations
 def test_a_wide_band_keeps_everything() -> None:
     batch = cases.make_batch([5, 4], [3, 1], 7, 0)
     occupancy = simple(batch, trivial_inputs(batch, 5)).occupancy
-    assert not pruned_rnnt.prune_bounds_tdt(occupancy, *batch.lengths("cpu"), 4).start.any()
+    lengths = batch.lengths("cpu")
+    assert not pruned_rnnt.prune_bounds(occupancy, *lengths, 4, durations=USUAL).start.any()
 
 
-def test_occupancy_must_be_that_of_the_tdt_loss() -> None:
-    occupancy = pruned_rnnt.Occupancy(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
-    with pytest.raises(TypeError, match="TdtOccupancy"):
-        pruned_rnnt.prune_bounds_tdt(occupancy)
-
-
-def test_duration_inputs_must_fit() -> None:
-    batch = cases.make_batch([5, 4], [3, 1], 7, 0)
-    with pytest.raises(ValueError, match=r"duration_am has shape \(2, 5, 4\); .* = \(2, 5, 5\)"):
-        simple(batch, trivial_inputs(batch, 4))
+def test_occupancy_and_durations_must_fit() -> None:
+    plain = pruned_rnnt.Occupancy(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
+    with pytest.raises(ValueError, match="occupancy is not of a TDT loss"):
+        pruned_rnnt.prune_bounds(plain, durations=USUAL)
+    with pytest.raises(ValueError, match="durations is missing"):
+        pruned_rnnt.prune_bounds(planted_occupancy())
+    with pytest.raises(ValueError, match=r"occupancy.durations has shape .* 5\); .* 2\)"):
+        pruned_rnnt.prune_bounds(planted_occupancy(), durations=(0, 1))
+    with pytest.raises(ValueError, match="durations need rnnt_type='regular'"):
+        pruned_rnnt.prune_bounds(planted_occupancy(), durations=USUAL, rnnt_type="modified")

@@ -113,6 +113,15 @@ def test_no_warm_up() -> None:
     assert module.scales(0) == (0.5, 1.0)
 
 
+def test_evaluation_needs_no_step() -> None:
+    batch, *outputs = example()
+    module = PrunedTransducerLoss(Joiner(E, P, D, V), E, P, V, warm_up_steps=10).double().eval()
+    inputs = (*outputs, batch.targets, *batch.lengths("cpu"))
+    assert torch.equal(module(*inputs).loss, module(*inputs, 10).loss)
+    with pytest.raises(TypeError, match="step is None; it must be an integer in training"):
+        module.train()(*inputs)
+
+
 def test_starts_near_the_uniform_distribution() -> None:
     """The simple loss of a fresh module is that of logits without information."""
     batch, encoder, predictor = example()

@@ -15,7 +15,7 @@ from pruned_rnnt.ops.joiner.active_rows import LEFT_OUT, ROWS_OF_BLOCK, active_r
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS, RowStatistics
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.lattice.recursion import LossOptions
 from tests.ops.native_batches import Batch, Call, poison
 
 

@@ -11,7 +11,7 @@ from pruned_rnnt.ops.common.library import FALLBACKS, REGULAR
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import LOGITS
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.lattice.recursion import LossOptions
 from tests.ops.active_cases import active_calls, gradient_calls, layer_calls, packed_calls
 from tests.ops.beam_cases import beam_frames_calls, greedy_frames_calls
 from tests.ops.counted_cases import counted_calls

@@ -36,7 +36,7 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
 from pruned_rnnt.ops.joiner.output_layer import converted_output
 from pruned_rnnt.ops.joiner.packed_log_probs import packed_log_probs
-from pruned_rnnt.ops.joiner.row_loss import run_recursion
+from pruned_rnnt.ops.lattice.recursion import Recursion, run_recursion
 
 # Lattices of fewer rows have so little work that more launches would take longer.
 FEWEST_ROWS = 1 << 16
@@ -131,7 +131,8 @@ class ActiveLoss(torch.autograd.Function):
         # Here, so that their gradients need not be rounded to the dtype of the products.
         inputs = JoinerInputs(am, lm, *converted_output(weight, bias, am.dtype), *lattice)
         px, py, lse = _scores(inputs, plan, active_plan)
-        total, gx, gy = run_recursion(px, py, plan.lattice_rows(inputs), plan.options)
+        rows, recursion = plan.lattice_rows(inputs), Recursion(plan.options)
+        total, gx, gy, *_ = run_recursion(px, py, rows, recursion)
         ctx.save_for_backward(*inputs, lse, gx, gy, total)
         ctx.plans, ctx.dtypes = (plan, active_plan), (weight.dtype, bias.dtype)
         return -total

@@ -5,6 +5,9 @@ The hidden rows and logits of one chunk are in a reused workspace, and log_probs
 a row. The forward pass ends with the chunk of the first rows, and the backward pass begins with it,
 while it is in the workspace; it computes the others again, turns the logits into gradients in place
 and sums the gradients of weight, bias, am and lm.
+
+Of TDT, the output layers of tokens and durations are one matrix of V + K rows, so that one product
+makes both logits of a chunk. Duration logits are few, and stored for all rows.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
 from pruned_rnnt.ops.joiner.output_layer import padded_output, padded_width
 from pruned_rnnt.ops.joiner.packed_log_probs import fitting_splits
-from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
+from pruned_rnnt.ops.lattice.recursion import Recursion, run_recursion
 
 # The most that the hidden rows and logits of a chunk may take. Each chunk reads and writes the sum
 # of the weight's gradient: where that is large, a chunk is as large as both together. Before a
@@ -56,59 +59,45 @@ def _workspace(inputs: JoinerInputs, plan: JoinerPlan) -> Workspace:
     return Workspace(am.new_empty((rows, am.shape[2])), am.new_empty((rows, weight.shape[0])))
 
 
-def scored_rows(ctx: Any, inputs: JoinerInputs, duration_logits: Tensor | None) -> RowLogProbs:
-    """px, py and lse (R) acc; also fills duration_logits (R,K) acc. ctx has the plan, and keeps the
-    workspace for input_gradients."""
-    plan, workspace = ctx.plan, _workspace(inputs, ctx.plan)
-    acc = accumulator(inputs.am.dtype)
-    scores = RowLogProbs(*inputs.am.new_empty((3, plan.rows), dtype=acc).unbind(0))
-    fused_log_probs(inputs, *plan, workspace, scores, duration_logits)
-    ctx.workspace = None if torch.compiler.is_compiling() else workspace
-    return scores
-
-
-def input_gradients(
-    ctx: Any,
-    grad_loss: Tensor,
-    inputs: JoinerInputs,
-    statistics: RowStatistics,
-    durations: DurationRows,
-) -> list[Tensor | None]:
-    """The gradients of am, lm, weight and bias, in their dtype; None for a weight or bias that is
-    frozen. ctx has the plan, and the workspace with a chunk, which the first pass takes; a second
-    one, with retain_graph, computes it anew."""
-    plan: JoinerPlan = ctx.plan
-    kept, ctx.workspace = ctx.workspace, None
-    acc = statistics.lse.dtype
-    of_layer = [
-        torch.empty_like(x, dtype=acc) if wanted else None
-        for x, wanted in zip((inputs.weight, inputs.bias), ctx.needs_input_grad[2:4], strict=True)
-    ]
-    grad_lm = torch.empty_like(inputs.lm, dtype=acc)
-    grads = JoinerGradients(torch.empty_like(inputs.am), grad_lm, *of_layer)
-    workspace = _workspace(inputs, plan) if kept is None else kept
-    given = (grad_loss.to(acc).contiguous(), inputs, *plan, statistics, durations)
-    fused_log_probs_backward(*given, kept is not None, workspace, grads)
-    return [grad if grad is None else grad.to(inputs.am.dtype) for grad in grads]
-
-
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, ctx.plan = arguments
-        inputs, plan = JoinerInputs(*tensors), ctx.plan
-        px, py, lse = scored_rows(ctx, inputs, None)
-        total, gx, gy = run_recursion(px, py, plan.lattice_rows(inputs), plan.options)
-        ctx.save_for_backward(*tensors, lse, gx, gy)
+        *tensors, ctx.plan, recursion = arguments
+        inputs, plan, tdt = JoinerInputs(*tensors), ctx.plan, recursion.tdt
+        new, acc = inputs.am.new_empty, accumulator(inputs.am.dtype)
+        duration_logits = None if tdt is None else new((plan.rows, len(tdt.durations)), dtype=acc)
+        workspace = _workspace(inputs, plan)
+        scores = RowLogProbs(*new((3, plan.rows), dtype=acc).unbind(0))
+        fused_log_probs(inputs, *plan, workspace, scores, duration_logits)
+        # Its chunk is for the first backward pass.
+        ctx.workspace = None if torch.compiler.is_compiling() else workspace
+        px, py, lse = scores
+        rows, symbols = plan.lattice_rows(inputs), inputs.targets.shape[1]
+        sums = run_recursion(px, py, rows, recursion, duration_logits, symbols=symbols)
+        total, gx, gy, *durations = sums
+        gd = durations[1] if durations else None
+        ctx.save_for_backward(*tensors, lse, gx, gy, duration_logits, gd)
         return -total
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, lse, gx, gy = ctx.saved_tensors
-        statistics, durations = RowStatistics(lse, gx, gy), DurationRows(None, None)
-        inputs = JoinerInputs(*tensors)
-        return *input_gradients(ctx, grad_loss, inputs, statistics, durations), *[None] * 6
+        *tensors, lse, gx, gy, duration_logits, gd = ctx.saved_tensors
+        inputs, plan = JoinerInputs(*tensors), ctx.plan
+        # A second pass, with retain_graph, computes the chunk anew.
+        kept, ctx.workspace = ctx.workspace, None
+        workspace = _workspace(inputs, plan) if kept is None else kept
+        of_layer = [
+            torch.empty_like(x, dtype=lse.dtype) if wanted else None
+            for x, wanted in zip(inputs[2:4], ctx.needs_input_grad[2:4], strict=True)
+        ]
+        grad_lm = torch.empty_like(inputs.lm, dtype=lse.dtype)
+        grads = JoinerGradients(torch.empty_like(inputs.am), grad_lm, *of_layer)
+        upstream = grad_loss.to(lse.dtype).contiguous()
+        rows = (RowStatistics(lse, gx, gy), DurationRows(duration_logits, gd))
+        fused_log_probs_backward(upstream, inputs, *plan, *rows, kept is not None, workspace, grads)
+        dtype = inputs.am.dtype
+        return *(x if x is None else x.to(dtype) for x in grads), *[None] * 7
 
 
 def row_chunks(
@@ -168,48 +157,68 @@ def ragged_chunk_offsets(packed: PackedRows, row_bytes: int, most_bytes: int) ->
     return offsets
 
 
+class OutputLayers(NamedTuple):
+    """weight (V,D) and bias (V) or None of tokens; of TDT also (K,D), and (K) or None, of
+    durations."""
+
+    weight: Tensor
+    bias: Tensor | None
+    duration_weight: Tensor | None = None
+    duration_bias: Tensor | None = None
+
+    def joined(self) -> tuple[Tensor, Tensor | None]:
+        """weight (V+K,D) and bias (V+K)."""
+        if self.duration_weight is None:
+            return self.weight, self.bias
+        weights = (self.weight, self.duration_weight)
+        biases = [
+            weight.new_zeros(weight.shape[0]) if bias is None else bias
+            for weight, bias in zip(weights, (self.bias, self.duration_bias), strict=True)
+        ]
+        return torch.cat(weights), torch.cat(biases)
+
+
 class PlannedJoiner(NamedTuple):
     """The arguments of joiner_loss. active: None if the backward pass computes all rows; otherwise
     weight and bias are those of ActiveLoss."""
 
     inputs: JoinerInputs
     plan: JoinerPlan
+    recursion: Recursion
     active: ActivePlan | None
 
 
 @opaque_to_compile
-def joiner_loss(inputs: JoinerInputs, plan: JoinerPlan, active: ActivePlan | None = None) -> Tensor:
+def joiner_loss(
+    inputs: JoinerInputs, plan: JoinerPlan, recursion: Recursion, active: ActivePlan | None = None
+) -> Tensor:
     """Loss (N,) acc, differentiable in am, lm, weight and bias."""
-    arguments = (plan,) if active is None else (plan, active)
-    function = _FusedLoss if active is None else ActiveLoss
-    loss: Tensor = function.apply(*inputs, *arguments)  # type: ignore[no-untyped-call]
+    function, how = (_FusedLoss, recursion) if active is None else (ActiveLoss, active)
+    loss: Tensor = function.apply(*inputs, plan, how)  # type: ignore[no-untyped-call]
     return loss
 
 
 def planned_joiner(
     am: Tensor,
     lm: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    layers: OutputLayers,
     utterances: Utterances,
     *,
     start: Tensor | None,
     columns: int,
-    vocabulary: int,
     activation: int,
-    options: LossOptions,
-    skips_rows: bool = False,
+    recursion: Recursion,
 ) -> PlannedJoiner:
-    """The arguments of joiner_loss, for am (N,T,D), lm (N,U+1,D), weight (V,D) and bias (V). Rows
-    of weight and bias behind the vocabulary are those of durations; start (N,T): of a band of that
+    """The arguments of joiner_loss, for am (N,T,D) and lm (N,U+1,D); start (N,T): of a band of that
     many columns, None for the whole lattice.
 
     Rows are packed where the host knows the lengths, because then their number is known without
     waiting, and where the products can take it from the device; else padded.
 
-    skips_rows: the backward pass may leave out rows with next to no occupancy (active_rows.py), and
-    takes the number of rows from the device; not for durations.
+    Of RNN-T on the whole lattice, the backward pass may leave out rows with next to no occupancy
+    (active_rows.py); it then takes the number of rows from the device.
     """
+    weight, bias = layers.joined()
     dtype = product_dtype(am, lm, weight)
     batch, frames, hidden = am.shape
     am, lm = am.to(dtype).contiguous(), lm.to(dtype).contiguous()
@@ -220,7 +229,7 @@ def planned_joiner(
         utterances, splits = utterances.on_device_with(packed.row_splits)
         rows = packed.row_splits[-1]
     gradient_bytes = width * hidden * accumulator(dtype).itemsize
-    can_skip = skips_rows and start is None and gradient_bytes <= _LARGE_GRADIENT_BYTES
+    can_skip = start is None and recursion.tdt is None and gradient_bytes <= _LARGE_GRADIENT_BYTES
     is_active = can_skip and uses_active_rows(am, rows)
     is_counted = can_skip and not is_active and counts_rows(am, rows)
     rows_on_device = packed is None and (is_active or is_counted)
@@ -238,7 +247,8 @@ def planned_joiner(
         rows_on_device=rows_on_device,
         workspace_bytes=chunk_bytes(rows_on_device) if is_active else None,
     )
-    plan = JoinerPlan(frames, columns, *chunks, is_counted, vocabulary, activation, options)
+    sizes = (frames, columns, *chunks, is_counted, layers.weight.shape[0])
+    plan = JoinerPlan(*sizes, activation, recursion.loss)
     active = None
     if is_active:
         active = ActivePlan.of(plan, hidden, width, rows_on_device)
@@ -246,7 +256,7 @@ def planned_joiner(
     else:
         weight, bias = padded_output(weight, bias, dtype)
     inputs = JoinerInputs(am, lm, weight, bias, *utterances.tensors, start, splits)
-    return PlannedJoiner(inputs, plan, active)
+    return PlannedJoiner(inputs, plan, recursion, active)
 
 
 def counts_rows(am: Tensor, rows: int) -> bool:

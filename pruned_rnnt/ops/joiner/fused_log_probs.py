@@ -30,7 +30,7 @@ from pruned_rnnt.ops.joiner.log_probs import (
     log_probs,
     log_probs_backward,
 )
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
+from pruned_rnnt.ops.lattice.recursion import LossOptions
 
 
 class JoinerInputs(NamedTuple):

@@ -1,16 +1,19 @@
-"""The loss of logits kept as rows: log_probs and band_lattice forward, log_probs_backward back."""
+"""The loss of logits kept as rows, of RNN-T, TDT and multi-blank: log_probs and the recursion
+forward, log_probs_backward and duration_gradient back."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.autograd import refuses_second_derivative
-from pruned_rnnt.ops.common.library import accumulator
+from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
+from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.log_probs import (
     LOG_PROBS,
     RowLogProbs,
@@ -18,41 +21,7 @@ from pruned_rnnt.ops.joiner.log_probs import (
     log_probs,
     log_probs_backward,
 )
-from pruned_rnnt.ops.lattice.band_lattice import band_lattice
-from pruned_rnnt.ops.lattice.lattice import LatticeSums, split_workspace
-
-
-class LossOptions(NamedTuple):
-    """The scalars that the recursion and its gradient depend on.
-
-    blank: 0..V-1. normalization: log_probs.LOGITS, LOG_PROBS or HAT. rnnt_type: as in
-    library.RNNT_TYPES. clamp: 0.0 for none.
-    """
-
-    blank: int
-    normalization: int
-    rnnt_type: int
-    delay_penalty: float
-    fastemit_lambda: float
-    clamp: float
-
-    @property
-    def of_gradient(self) -> tuple[int, int, float, float]:
-        """The options of log_probs_backward."""
-        return self.blank, self.normalization, self.fastemit_lambda, self.clamp
-
-
-def run_recursion(px: Tensor, py: Tensor, rows: LatticeRows, options: LossOptions) -> LatticeSums:
-    """total (N,) = log P and occupancies gx, gy for px and py of any shape with R elements."""
-    gx, gy = px.new_empty((2, *px.shape)).unbind(0)
-    total = px.new_empty(rows.logit_lengths.shape)
-    work = split_workspace(px, total.shape[0], rows.columns, rows.frames)
-    flat = (px, py, gx, gy)
-    if px.dim() > 1:
-        flat = (px.view(-1), py.view(-1), gx.view(-1), gy.view(-1))
-    topology = (options.rnnt_type, options.delay_penalty)
-    band_lattice(*flat[:2], rows, *topology, work, LatticeSums(total, *flat[2:]))
-    return LatticeSums(total, gx, gy)
+from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion, run_recursion
 
 
 def is_in_place(wanted: bool) -> bool:
@@ -96,52 +65,84 @@ def _of_utterances(grad: Tensor, shape: torch.Size, reduction: str) -> Tensor:
     return grad.expand(shape).contiguous()
 
 
+def _blank_log_probs(logits: Tensor, lse: Tensor, blanks: tuple[int, ...]) -> Tensor:
+    """(R,1+K) acc: 0, then the log-probabilities of the blanks."""
+    chosen = torch.stack([logits[:, column] for column in blanks], 1)
+    return pad(chosen - lse.clamp_min(LOG_ZERO)[:, None], (1, 0))
+
+
 class _RowLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, *arguments: Any) -> Tensor:
-        *row_fields, ctx.options, ctx.reduction, ctx.in_place = arguments
-        rows, options = LatticeRows(*row_fields), ctx.options
-        lse = logits.new_empty((logits.shape[0],), dtype=accumulator(logits.dtype))
+    def forward(
+        ctx: Any, logits: Tensor, duration_logits: Tensor | None, targets: Tensor, *arguments: Any
+    ) -> Tensor:
+        *row_fields, ctx.recursion, ctx.reduction, ctx.in_place = arguments
+        rows, recursion = LatticeRows(*row_fields), ctx.recursion
+        options, acc = recursion.loss, accumulator(logits.dtype)
+        lse = logits.new_empty((logits.shape[0],), dtype=acc)
         px, py = lse.new_empty((2, *lse.shape)).unbind(0)
         outputs = RowLogProbs(px, py, lse)
         log_probs(logits, targets, rows, 0, options.blank, options.normalization, outputs)
-        total, gx, gy = run_recursion(px, py, rows, options)
+        ctx.duration_dtype = logits.dtype if duration_logits is None else duration_logits.dtype
+        scores = None if duration_logits is None else duration_logits.to(acc)
+        if recursion.blanks:
+            py.zero_()
+            scores = _blank_log_probs(logits, lse, recursion.blanks)
+        sums = run_recursion(px, py, rows, recursion, scores, symbols=targets.shape[1])
+        total, gx, gy, *durations = sums
+        gd = durations[1] if durations else None
+        if recursion.blanks and scores is not None and gd is not None:
+            # With the symbols in the first column, duration_gradient is that of the blanks.
+            scores[:, 0] = torch.log1p(-scores[:, 1:].exp().sum(1).clamp(max=1))
+            gd[:, 0] *= 1 + options.fastemit_lambda
         *row_tensors, frames, columns = rows
         # The gradient of log-probabilities does not depend on them.
         is_needed = options.normalization != LOG_PROBS or ctx.in_place
         ctx.shape, ctx.dtype = logits.shape, logits.dtype
         kept = logits if is_needed else None
-        ctx.save_for_backward(kept, targets, lse, gx, gy, *row_tensors)
+        ctx.save_for_backward(kept, scores, gd, targets, lse, gx, gy, *row_tensors)
         ctx.sizes = (frames, columns)
         return _reduced(total, ctx.reduction).neg_()
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        logits, targets, lse, gx, gy, *row_tensors = ctx.saved_tensors
+        logits, scores, gd, targets, lse, gx, gy, *row_tensors = ctx.saved_tensors
         statistics, rows = RowStatistics(lse, gx, gy), LatticeRows(*row_tensors, *ctx.sizes)
         upstream = _of_utterances(grad_loss.to(lse.dtype), rows.logit_lengths.shape, ctx.reduction)
-        in_place = ctx.in_place
+        options, in_place, grad_durations = ctx.recursion.loss, ctx.in_place, None
+        if gd is not None:
+            grad_durations = torch.empty_like(scores, dtype=ctx.duration_dtype)
+            duration_gradient(upstream, scores, gd, rows, 0, options.clamp, grad_durations)
         if logits is None:
             # The memory of the gradient itself, which nothing reads.
             logits, in_place = lse.new_empty(ctx.shape, dtype=ctx.dtype), is_in_place(True)
-        arguments = (statistics, targets, rows, ctx.options, in_place)
-        return logits_gradient(upstream, logits, *arguments), *[None] * 10
+        arguments = (statistics, targets, rows, options, in_place)
+        grad_logits = logits_gradient(upstream, logits, *arguments)
+        if ctx.recursion.blanks and grad_durations is not None:
+            for n, column in enumerate(ctx.recursion.blanks, 1):
+                grad_logits[:, column] = grad_durations[:, n]
+            grad_durations = None
+        return grad_logits, grad_durations, *[None] * 10
 
 
 @opaque_to_compile
 def row_loss(
     logits_RV: Tensor,
+    duration_logits_RK: Tensor | None,
     targets: Tensor,
     rows: LatticeRows,
-    options: LossOptions,
-    in_place: bool = False,
+    recursion: Recursion,
+    *,
     reduction: str = "none",
+    in_place: bool = False,
 ) -> Tensor:
-    """Loss = -log P of contiguous logits (R,V), acc: (N,), or its `mean` or `sum`.
+    """Loss = -log P of contiguous logits (R,V) and, of TDT, duration_logits (R,K), acc: (N,), or
+    its `mean` or `sum`.
 
-    in_place writes the gradient over the logits in the backward pass.
+    in_place writes the gradient of logits over them in the backward pass.
     """
     # Field by field: autograd functions see only tensors that are arguments themselves.
-    loss: Tensor = _RowLoss.apply(logits_RV, targets, *rows, options, reduction, in_place)  # type: ignore[no-untyped-call]
+    fields = (targets, *rows, recursion, reduction, in_place)
+    loss: Tensor = _RowLoss.apply(logits_RV, duration_logits_RK, *fields)  # type: ignore[no-untyped-call]
     return loss

@@ -1,6 +1,7 @@
-"""The loss of the trivial joiner: matrix products around simple_log_probs and band_lattice.
+"""The loss of the trivial joiner: matrix products around simple_log_probs and the recursion.
 
-The maths is in simple_log_probs.py, how exponentials are stored in simple_products.py.
+The maths is in simple_log_probs.py, how exponentials are stored in simple_products.py. The duration
+logits of TDT, am(t) + lm(u) of other projections, are few, and stored for all nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
-from pruned_rnnt.ops.joiner.row_loss import LossOptions, run_recursion
+from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
+from pruned_rnnt.ops.lattice.recursion import Recursion, run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (
     NodeScores,
     Products,
@@ -39,10 +41,31 @@ from pruned_rnnt.ops.simple.unigram_prior import log_unigram, unigram_gradient
 
 
 class SimpleOptions(NamedTuple):
-    """loss: of which the simple loss uses the topology and the penalties."""
+    """recursion: of whose loss the simple loss uses the topology and the penalties."""
 
-    loss: LossOptions
+    recursion: Recursion
     scales: Scales
+
+
+class SimpleInputs(NamedTuple):
+    """am (N,T,V) and lm (N,U+1,V); of TDT also duration_am (N,T,K) and duration_lm (N,U+1,K). All
+    contiguous and of one dtype."""
+
+    am: Tensor
+    lm: Tensor
+    duration_am: Tensor | None = None
+    duration_lm: Tensor | None = None
+
+
+class SimpleResults(NamedTuple):
+    """loss (N,), differentiable; occupancies gx and gy (N,T,U+1), and of TDT stay (N,T,U+1) and gd
+    (N,T,U+1,K), which are not; all acc."""
+
+    loss: Tensor
+    gx: Tensor
+    gy: Tensor
+    stay: Tensor | None = None
+    gd: Tensor | None = None
 
 
 class SimpleState(NamedTuple):
@@ -152,7 +175,7 @@ def simple_gradient(
     options: SimpleOptions,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of am and lm; in the dtype of am."""
-    scales, fastemit = options.scales, options.loss.fastemit_lambda
+    scales, fastemit = options.scales, options.recursion.loss.fastemit_lambda
     smoothing = state.smoothing
     layout = exp_layout(am.dtype, am.device)
     size, frames, vocabulary = am.shape
@@ -186,31 +209,42 @@ def simple_gradient(
 
 class _SimpleLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, am: Tensor, lm: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
-        *tensors, ctx.options = arguments
-        batch = TargetsAndLengths(*tensors)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        am, lm, duration_am, duration_lm, *tensors, ctx.options = arguments
+        batch, logits = TargetsAndLengths(*tensors), None
         scores, state = simple_scores(am, lm, batch, ctx.options)
-        rows = whole_lattices(am, lm, batch)
-        total, gx, gy = run_recursion(scores.px, scores.py, rows, ctx.options.loss)
-        ctx.save_for_backward(gx, gy, am, lm, *batch, *state.tensors())
-        return with_occupancies(ctx, -total, gx, gy)
+        if duration_am is not None:
+            acc = scores.px.dtype
+            logits = duration_am.to(acc)[:, :, None] + duration_lm.to(acc)[:, None]
+        rows, symbols = whole_lattices(am, lm, batch), lm.shape[1] - 1
+        recursion = ctx.options.recursion
+        sums = run_recursion(scores.px, scores.py, rows, recursion, logits, symbols=symbols)
+        total, gx, gy, *durations = sums
+        if recursion.ignores_durations:
+            durations[0] = gx.clone()  # gx itself until here
+        gd = durations[1] if durations else None
+        ctx.save_for_backward(am, lm, logits, gx, gy, gd, *batch, *state.tensors())
+        return with_occupancies(ctx, -total, gx, gy, *durations)
 
     @staticmethod
     @refuses_second_derivative
     def backward(ctx: Any, grad_loss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        gx, gy, am, lm, *saved = ctx.saved_tensors
+        am, lm, logits, gx, gy, gd, *saved = ctx.saved_tensors
         batch, state = TargetsAndLengths(*saved[:3]), SimpleState.of(saved[3:])
         upstream = Upstream(grad_loss.to(gx.dtype).contiguous(), gx, gy)
-        return *simple_gradient(upstream, am, lm, state, batch, ctx.options), *[None] * 4
+        grads = simple_gradient(upstream, am, lm, state, batch, ctx.options)
+        by_duration: list[Tensor | None] = [None, None]
+        if logits is not None:
+            unit, rows = torch.empty_like(logits), whole_lattices(am, lm, batch)
+            flat = [x.view(-1, logits.shape[3]) for x in (logits, gd, unit)]
+            duration_gradient(upstream.grad_loss, flat[0], flat[1], rows, 0, 0.0, flat[2])
+            by_duration = [unit.sum(axis).to(am.dtype) for axis in (2, 1)]
+        return *grads, *by_duration, *[None] * 4
 
 
 @opaque_to_compile
 def simple_loss(
-    am_NTV: Tensor, lm_NUV: Tensor, batch: TargetsAndLengths, options: SimpleOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss (N,), gx, gy (N,T,U+1) of contiguous am and lm of one dtype; all in acc.
-
-    The loss is differentiable in am and lm, the occupancies are not.
-    """
-    loss, gx, gy = _SimpleLoss.apply(am_NTV, lm_NUV, *batch, options)  # type: ignore[no-untyped-call]
-    return loss, gx, gy
+    inputs: SimpleInputs, batch: TargetsAndLengths, options: SimpleOptions
+) -> SimpleResults:
+    """The loss of am(t) + lm(u), differentiable in the inputs, with its occupancies."""
+    return SimpleResults(*_SimpleLoss.apply(*inputs, *batch, options))  # type: ignore[no-untyped-call]

@@ -28,7 +28,7 @@ from pruned_rnnt.ops.common.column_sums import column_sums
 from pruned_rnnt.ops.common.library import NEG_INF, accumulator
 from pruned_rnnt.ops.common.matrix_products import multiply_into, product_dtype
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
-from pruned_rnnt.ops.joiner.row_loss import run_recursion
+from pruned_rnnt.ops.lattice.recursion import run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (
     NodeScores,
     Scales,
@@ -38,6 +38,7 @@ from pruned_rnnt.ops.simple.simple_log_probs import (
 )
 from pruned_rnnt.ops.simple.simple_loss import (
     SimpleOptions,
+    SimpleResults,
     SimpleState,
     row_exponentials,
     simple_gradient,
@@ -234,7 +235,7 @@ class _StreamedLoss(torch.autograd.Function):
         memory = _TileMemory(inputs, ctx.dtype)
         (px, py, logz), lm_lse = _scores(memory, batch, ctx.options)
         rows = whole_lattices(inputs.encoder, inputs.predictor, batch)
-        total, gx, gy = run_recursion(px, py, rows, ctx.options.loss)
+        total, gx, gy, *_ = run_recursion(px, py, rows, ctx.options.recursion)
         ctx.save_for_backward(*tensors, logz, lm_lse, gx, gy)
         return with_occupancies(ctx, -total, gx, gy)
 
@@ -265,8 +266,7 @@ class _StreamedLoss(torch.autograd.Function):
 
 def streamed_simple_loss(
     inputs: ProjectedInputs, batch: TargetsAndLengths, options: SimpleOptions
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> SimpleResults:
     """simple_loss of the projections, differentiable in all inputs; without am_only_scale."""
     is_tied = inputs.am_weight is inputs.lm_weight
-    loss, gx, gy = _StreamedLoss.apply(*inputs, *batch, options, is_tied)  # type: ignore[no-untyped-call]
-    return loss, gx, gy
+    return SimpleResults(*_StreamedLoss.apply(*inputs, *batch, options, is_tied))  # type: ignore[no-untyped-call]

@@ -33,7 +33,7 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
     joiner, options = plan.joiner, plan.joiner.options
     exponentials = exp_layout(plan.dtype, inputs.encoder.device)
     padded_V = padded_width(joiner.vocabulary, plan.dtype)
-    durations, sigma = plan.durations, 0.0 if plan.tdt is None else plan.tdt.lattice.sigma
+    durations, tdt = plan.durations, plan.simple.recursion.tdt
     arguments = StepArguments(
         N=batch,
         T=frames,
@@ -72,7 +72,7 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
         delay_penalty=options.delay_penalty,
         fastemit_lambda=options.fastemit_lambda,
         clamp=options.clamp,
-        sigma=sigma,
+        sigma=0.0 if tdt is None else tdt.sigma,
         simple_scale=plan.simple_scale,
         pruned_scale=plan.pruned_scale,
     )
@@ -106,7 +106,7 @@ def forward(
     utterance_losses = saved.new_empty((3, N), dtype=acc) if is_reduced else None
     sums = saved.new_empty(memory.sums_size, dtype=acc) if arguments.grads_in_forward else None
     stay = gd = None
-    if plan.tdt is not None:
+    if plan.durations:
         stay, gd = torch.empty_like(gx), gx.new_empty((N, T, W, arguments.K))
     written = (saved, work, gx, gy, start, total, parts, utterance_losses, sums, stay, gd)
     given = (encoder, predictor, layers, *targets_and_lengths, fields, plan.durations)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
-from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
 
 
@@ -44,10 +43,10 @@ class StepInputs(NamedTuple):
 
 class StepPlan(NamedTuple):
     """dtype: of all products. differentiable: whether a backward pass may follow. reduction:
-    `mean`, `sum` or `none`, of all three losses. tdt: of a step with durations; the topology of
-    the joiner's options is then that of the band's rule (tdt_bounds.py). pruned_step chooses the
-    last two, packed: lengths are on the CPU and rows packed; grads_in_forward: gradients for a
-    gradient of 1, at once."""
+    `mean`, `sum` or `none`, of all three losses. The topology of the joiner's options is that of
+    the band's rule, also with durations (tdt_bounds.py). pruned_step chooses the last two, packed:
+    lengths are on the CPU and rows packed; grads_in_forward: gradients for a gradient of 1, at
+    once."""
 
     dtype: torch.dtype
     differentiable: bool
@@ -57,14 +56,14 @@ class StepPlan(NamedTuple):
     simple_scale: float
     pruned_scale: float
     reduction: str
-    tdt: TdtLossOptions | None = None
     packed: bool = False
     grads_in_forward: bool = False
 
     @property
     def durations(self) -> list[int]:
         """Of TDT, otherwise none."""
-        return [] if self.tdt is None else self.tdt.lattice.durations
+        tdt = self.simple.recursion.tdt
+        return [] if tdt is None else tdt.durations
 
 
 class StepLosses(NamedTuple):

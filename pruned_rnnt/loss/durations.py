@@ -1,9 +1,9 @@
-"""Checks of what the TDT losses take in addition to others: durations, sigma, omega, and whether
-the durations of an utterance can add up to its frames."""
+"""The recursions of models whose arcs have durations, TDT and multi-blank, from a caller's
+arguments; and whether the durations of an utterance can add up to its frames."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ from pruned_rnnt.loss.checks import (
     in_one_precision,
 )
 from pruned_rnnt.ops.common.utterances import HostLengths
-from pruned_rnnt.ops.joiner.row_loss import LossOptions
-from pruned_rnnt.ops.joiner.tdt_row_loss import TdtLossOptions
+from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS, TdtOptions
 
 LONGEST_DURATION = 1024  # in frames
+_CPU = torch.device("cpu")
 
 
 def check_durations(durations: Sequence[int]) -> list[int]:
@@ -51,14 +51,58 @@ def check_longest(name: str, duration: int) -> None:
         )
 
 
-def check_tdt_options(
-    loss: LossOptions, durations: Sequence[int], sigma: float, omega: float, device: torch.device
-) -> TdtLossOptions:
-    """The options of one call, for which omega has been drawn."""
-    lattice = TdtOptions(
-        check_durations(durations), check_finite("sigma", sigma), loss.delay_penalty
-    )
-    return TdtLossOptions(loss, lattice, check_omega(omega) > 0 and _draws_plain(omega, device))
+def tdt_recursion(
+    loss: LossOptions,
+    durations: Sequence[int],
+    sigma: float = 0.0,
+    omega: float = 0.0,
+    device: torch.device = _CPU,
+) -> Recursion:
+    """The recursion of one call with logits on the device, for which omega has been drawn."""
+    found, sigma = check_durations(durations), check_finite("sigma", sigma)
+    is_rnnt = check_omega(omega) > 0 and draws_rnnt(omega, device)
+    return Recursion(loss, TdtOptions(found, sigma, loss.delay_penalty), is_rnnt)
+
+
+def multi_blank_recursion(
+    loss: LossOptions, big_blanks: Mapping[int, int], sigma: float, vocabulary: int
+) -> Recursion:
+    """big_blanks: the frames by which each further blank advances, by its column."""
+    found = _check_big_blanks(big_blanks, loss.blank, vocabulary)
+    durations = [0, 1, *found.values()]
+    tdt = TdtOptions(durations, check_finite("sigma", sigma), loss.delay_penalty, True)
+    return Recursion(loss, tdt, blanks=(loss.blank, *found))
+
+
+def _check_big_blanks(big_blanks: Mapping[int, int], blank: int, vocabulary: int) -> dict[int, int]:
+    if not isinstance(big_blanks, Mapping):
+        raise TypeError(
+            f"big_blanks is a {type(big_blanks).__name__}; it must be a mapping of columns to "
+            "durations, for example {1: 2, 2: 4}"
+        )
+    found = {
+        check_integer("a column of big_blanks", column): check_integer(
+            f"big_blanks[{column}]", duration
+        )
+        for column, duration in big_blanks.items()
+    }
+    for column, duration in found.items():
+        if not 0 <= column < vocabulary or column == blank:
+            raise ValueError(
+                f"big_blanks has the column {column}; it must be in 0..{vocabulary - 1} and not "
+                f"that of blank, {blank}"
+            )
+        if duration < 2:
+            raise ValueError(
+                f"big_blanks[{column}] is {duration}; a big blank advances 2 frames or more"
+            )
+        check_longest(f"big_blanks[{column}]", duration)
+    if len(set(found.values())) < len(found):
+        raise ValueError(f"big_blanks is {big_blanks}; each blank needs a duration of its own")
+    most = MOST_DURATIONS - 2
+    if len(found) > most:
+        raise ValueError(f"big_blanks has {len(found)} elements; it can have {most} at most")
+    return found
 
 
 def check_omega(omega: float) -> float:
@@ -67,7 +111,7 @@ def check_omega(omega: float) -> float:
     return omega
 
 
-def _draws_plain(omega: float, device: torch.device) -> bool:
+def draws_rnnt(omega: float, device: torch.device) -> bool:
     """Whether this call uses the RNN-T loss; by torch's generator on the CPU."""
     is_recorded = torch.compiler.is_compiling() or (
         device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -80,11 +124,8 @@ def _draws_plain(omega: float, device: torch.device) -> bool:
     return bool(torch.rand(()) < omega)
 
 
-def check_tdt_paths(lengths: HostLengths | None, durations: list[int]) -> None:
-    """ValueError for an utterance whose durations cannot add up to its frames, if lengths are
-    known."""
-    if lengths is None:
-        return
+def check_durations_have_path(lengths: HostLengths, durations: list[int]) -> None:
+    """ValueError for an utterance whose durations cannot add up to its frames."""
     for n, (frames, symbols) in enumerate(zip(*lengths, strict=True)):
         if not _has_path(frames, symbols, durations):
             raise ValueError(
