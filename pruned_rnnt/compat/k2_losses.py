@@ -18,6 +18,7 @@ import pruned_rnnt
 from pruned_rnnt.compat.k2_arguments import (
     check_ranges,
     check_symbols_and_boundary,
+    column_of,
     in_names_of_k2,
 )
 from pruned_rnnt.compat.k2_log_probs import (
@@ -118,7 +119,7 @@ def rnnt_loss_smoothed(
         )
         return _loss_of_log_probs(*scores, options)
     lengths = _lengths(boundary, am, symbols)
-    native = options.native(termination_symbol)
+    native = options.native(column_of(termination_symbol, am.shape[-1]))
     loss, occupancy = pruned_rnnt.rnnt_loss_simple(
         am, lm, symbols, *lengths, lm_only_scale=lm_only_scale, **native
     )
@@ -203,7 +204,8 @@ def _loss_of_logits(
                 logits, symbols, ranges, blank, boundary, rnnt_type, hat
             )
         return _loss_of_log_probs(*scores, options)
-    lengths, native = _lengths(boundary, logits, symbols), options.native(blank)
+    lengths = _lengths(boundary, logits, symbols)
+    native = options.native(column_of(blank, logits.shape[-1]))
     if ranges is None:
         return pruned_rnnt.rnnt_loss(logits, symbols, *lengths, hat=hat, **native)
     bounds = bounds_of_ranges(ranges)

@@ -165,15 +165,14 @@ def check_options(
     if hat and from_log_probs:
         raise ValueError("hat=True needs logits; it cannot be combined with from_log_probs=True")
     blank = check_integer("blank", blank)
-    if not -vocabulary <= blank < vocabulary:
+    if not 0 <= blank < vocabulary:
         raise ValueError(
-            f"blank is {blank}; it must be in 0..{vocabulary - 1}, or negative to count from the "
-            f"end, for a vocabulary of {vocabulary}"
+            f"blank is {blank}; it must be in 0..{vocabulary - 1} for a vocabulary of {vocabulary}"
         )
     if clamp is not None and not check_finite("clamp", clamp) > 0:
         raise ValueError(f"clamp is {clamp}; it must be above 0, or None for no clamping")
     return LossOptions(
-        blank=blank % vocabulary,
+        blank=blank,
         normalization=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
         rnnt_type=check_rnnt_type(rnnt_type),
         delay_penalty=check_finite("delay_penalty", delay_penalty),

@@ -30,7 +30,7 @@ def ctc_loss(
             any values.
         targets: (N, U) integers in 0..V-1, not the blank; padding may have any values.
         logit_lengths, target_lengths: (N,) integers; default T and U.
-        blank: column of the blank; negative counts from the end.
+        blank: column of the blank.
         reduction: `none`, `mean` (over utterances) or `sum`.
         validate: on other devices than the CPU, synchronize and check values as on the CPU.
 

@@ -45,7 +45,7 @@ def rnnt_loss(
             default is T and U; packed logits need logit_lengths.
         bounds: of prune_bounds: the loss over the paths that stay inside the band, which must have
             one (arXiv 2206.13236).
-        blank: column of the blank; negative counts from the end.
+        blank: column of the blank.
         rnnt_type: `regular`: any number of symbols a frame. `modified`: one at most, and a frame
             emits a symbol or a blank. `constrained`: as modified, a symbol followed by the blank of
             the same frame. `rna`: as modified, the last frame emits a blank.
@@ -226,7 +226,7 @@ def rnnt_loss_multi_blank(
         big_blanks: the frames by which each further blank advances, by its column: different
             integers from 2 on, at most 14.
         sigma: subtracted from each log-probability (logit under-normalization, 0.05 in the paper).
-        blank: column of the blank that advances one frame; negative counts from the end.
+        blank: column of the blank that advances one frame.
         others: as of rnnt_loss.
 
     Returns:

@@ -57,7 +57,7 @@ class PrunedTransducerLoss(nn.Module):
             a Joiner whose forward or output layer was changed in such a way, stores its logits, and
             says so in the log once.
         encoder_dim, predictor_dim, vocab_size: E, P and V.
-        blank: column of the blank; negative counts from the end.
+        blank: column of the blank.
         s_range: columns of the band.
         exact_bounds: see prune_bounds.
         rnnt_type, delay_penalty, fastemit_lambda, hat, reduction: see rnnt_loss; hat concerns the

@@ -28,7 +28,7 @@ OPTIONS = [
     {},
     {"rnnt_type": "modified", "delay_penalty": 0.1, "exact_bounds": True},
     {"rnnt_type": "constrained", "fastemit_lambda": 0.2, "s_range": 3},
-    {"rnnt_type": "rna", "am_only_scale": 0.1, "blank": -1},
+    {"rnnt_type": "rna", "am_only_scale": 0.1, "blank": 36},
     {"hat": True, "reduction": "sum"},
 ]
 LENGTHS_ON = ["cpu", "cuda"]

@@ -189,7 +189,7 @@ def test_devices_must_agree() -> None:
 
 # --- scalars -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("call", [full, simple, pruned, fused, ctc])
-@pytest.mark.parametrize("blank", [V, -V - 1])
+@pytest.mark.parametrize("blank", [V, -1])
 def test_blank(call, blank) -> None:
     refused(call, arguments(), rf"blank is {blank}; it must be in 0\.\.6", blank=blank)
 

@@ -10,11 +10,11 @@ from tests.loss.loss_cases import DEVICES, gradients, make_batch
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("blank", [0, 3, -1])
+@pytest.mark.parametrize("blank", [0, 3, 5])
 def test_equals_torch_and_infeasible_utterances_cost_nothing(blank, device) -> None:
     torch.manual_seed(2)
     # The third has fewer frames than symbols, the fourth no symbols.
-    batch = make_batch([9, 7, 2, 5], [4, 3, 4, 0], 6, blank % 6)
+    batch = make_batch([9, 7, 2, 5], [4, 3, 4, 0], 6, blank)
     logits = (3 * torch.randn(4, 9, 6, dtype=torch.float64)).to(device).requires_grad_()
     targets = batch.targets.clone()
     targets[3] = -7  # padding may have any values
@@ -24,7 +24,7 @@ def test_equals_torch_and_infeasible_utterances_cost_nothing(blank, device) -> N
         logits.log_softmax(-1).transpose(0, 1),
         batch.targets.to(device),
         *lengths,
-        blank=blank % 6,
+        blank=blank,
         reduction="none",
         zero_infinity=True,
     )

@@ -16,11 +16,11 @@ def _seed() -> None:
 @cases.every_layout
 @cases.every_form
 @pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
-@pytest.mark.parametrize(("blank", "delay_penalty"), [(0, 0.0), (3, 0.3), (-1, -0.2)])
+@pytest.mark.parametrize(("blank", "delay_penalty"), [(0, 0.0), (3, 0.3), (4, -0.2)])
 def test_value_and_gradient_are_those_of_all_paths(
     rnnt_type, form, packed, blank, delay_penalty, device
 ) -> None:
-    batch = cases.every_small_batch(rnnt_type, blank % 5)
+    batch = cases.every_small_batch(rnnt_type, blank)
     logits = cases.random_logits(batch)
     expected = cases.reference_losses(
         *cases.reference_rows(logits, batch, **form), batch, rnnt_type, delay_penalty

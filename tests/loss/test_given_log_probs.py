@@ -47,11 +47,12 @@ def expected(log_probs: Tensor, batch: cases.Batch, upstream: Tensor, clamp: flo
 
 @pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("blank", [0, -1])
+@pytest.mark.parametrize("is_last", [False, True])
 @every_type
 @every_vocabulary
-def test_gradient(vocabulary, dtype, tolerance, blank, in_place, device) -> None:
-    batch = cases.make_batch([7, 5, 2], [3, 4, 0], vocabulary, blank % vocabulary)
+def test_gradient(vocabulary, dtype, tolerance, is_last, in_place, device) -> None:
+    blank = vocabulary - 1 if is_last else 0
+    batch = cases.make_batch([7, 5, 2], [3, 4, 0], vocabulary, blank)
     log_probs = log_probs_of(batch, dtype)
     upstream, clamp = batch.upstream(), 0.75
     wanted = expected(log_probs, batch, upstream, clamp)

@@ -106,10 +106,9 @@ def test_empty_target(device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("blank", [-1, 4])
-def test_blank_last(blank, device) -> None:
+def test_blank_last(device) -> None:
     logits = tensor([SMALL_LOGITS], device)
-    loss = pruned_rnnt.rnnt_loss(logits, torch.tensor([SMALL_TARGETS], device=device), blank=blank)
+    loss = pruned_rnnt.rnnt_loss(logits, torch.tensor([SMALL_TARGETS], device=device), blank=4)
     assert loss.item() == pytest.approx(5.09566688538, abs=2e-7)
     (grad,) = torch.autograd.grad(loss, logits)
     expected = torch.tensor([SMALL_GRADIENT_OF_LAST_BLANK], dtype=torch.float64)

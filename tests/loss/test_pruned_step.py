@@ -47,7 +47,7 @@ def test_equals_composition(device, kind, vocabulary, reduction, what) -> None:
         {"lm_only_scale": 0.2, "am_only_scale": 0.3},
         # The predictor's prior couples utterances that the test weights differently.
         {"lm_only_scale": 0.2, "am_only_scale": 0.3, "reduction": "none"},
-        {"lm_only_scale": 0.0, "blank": -1},
+        {"lm_only_scale": 0.0, "blank": 20},
     ],
     ids=str,
 )

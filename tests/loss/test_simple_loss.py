@@ -55,9 +55,9 @@ def derivatives(total: Tensor, rows: Tensor) -> Tensor:
 @pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize(("lm_scale", "am_scale"), SCALES)
 @pytest.mark.parametrize("rnnt_type", cases.RNNT_TYPES)
-@pytest.mark.parametrize(("blank", "delay_penalty"), [(0, 0.0), (-1, 0.4)])
+@pytest.mark.parametrize(("blank", "delay_penalty"), [(0, 0.0), (4, 0.4)])
 def test_value_and_gradient(rnnt_type, lm_scale, am_scale, blank, delay_penalty, device) -> None:
-    batch = cases.every_small_batch(rnnt_type, blank % 5)
+    batch = cases.every_small_batch(rnnt_type, blank)
     am, lm = inputs(batch)
     rows = smoothed_rows(am, lm, batch, lm_scale, am_scale)
     expected = cases.reference_losses(*rows, batch, rnnt_type, delay_penalty)

@@ -28,7 +28,7 @@ TABLES = [DURATIONS, (1, 2, 4), (0, 1, 2, 3, 4, 5, 6, 7, 12), (1, 0), (1,)]
         {"fastemit_lambda": 0.2, "exact_bounds": True},
         {"delay_penalty": 0.1, "lm_only_scale": 0.0},
         {"lm_only_scale": 0.2, "am_only_scale": 0.3},
-        {"blank": -1, "sigma": 0.02},
+        {"blank": 20, "sigma": 0.02},
     ],
     ids=str,
 )
