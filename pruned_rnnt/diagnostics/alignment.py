@@ -141,10 +141,12 @@ def _search(
     score = blank_NDU.new_full((batch,), -torch.inf)
     moved = torch.zeros(batch, steps, columns, dtype=torch.bool, device=blank_NDU.device)
     for step in range(steps):
-        stay = best + blank_NDU[:, step]
-        move = torch.nn.functional.pad(best[:, :-1] + emit_NDU[:, step], (1, 0), value=-torch.inf)
-        moved[:, step] = move > stay
-        best = torch.maximum(stay, move)
+        by_blank = best + blank_NDU[:, step]
+        by_symbol = torch.nn.functional.pad(
+            best[:, :-1] + emit_NDU[:, step], (1, 0), value=-torch.inf
+        )
+        moved[:, step] = by_symbol > by_blank
+        best = torch.maximum(by_blank, by_symbol)
         final = best.gather(1, symbol_counts[:, None]).squeeze(1)
         score = torch.where(last_step == step + 1, final, score)
     return score, moved

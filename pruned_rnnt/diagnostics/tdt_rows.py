@@ -63,7 +63,7 @@ def tdt_log_prob_rows(
 
     Args:
         logits: (N, T, U + 1, V) and duration_logits: (N, T, U + 1, K), of any floating dtype.
-        others: as of `log_prob_rows`.
+        Remaining arguments: see `log_prob_rows`.
 
     Raises:
         TypeError, ValueError: as `pruned_rnnt.rnnt_loss_tdt`.

@@ -58,11 +58,11 @@ def ctc_consistency_loss(
     checks.check_shape("other_logits", other_logits, tuple(logits.shape), "the shape of logits")
     checks.check_same("other_logits", other_logits, "logits", logits)
     checks.check_reduction(reduction)
-    size, frames, _ = logits.shape
+    batch, frames, _ = logits.shape
     if logit_lengths is None:
         return reduced(_consistency(logits, other_logits, None), reduction)
     checks.check_integers("logit_lengths", logit_lengths)
-    checks.check_shape("logit_lengths", logit_lengths, (size,), "(N,)")
+    checks.check_shape("logit_lengths", logit_lengths, (batch,), "(N,)")
     if logit_lengths.device.type != "cpu":
         checks.check_same("logit_lengths", logit_lengths, "logits", logits)
     misfits_N = (logit_lengths < 0) | (logit_lengths > frames)

@@ -54,7 +54,7 @@ def rnnt_loss_fused(
         weight: (V, D) and bias: (V,) or None, its output layer.
         bounds: of prune_bounds, or None for the whole lattice.
         activation: `tanh`, `relu` or `none`.
-        others: as of rnnt_loss.
+        Remaining arguments: see rnnt_loss.
 
     Returns:
         (N,) or a scalar; float64 for float64 inputs, else float32.
@@ -106,10 +106,10 @@ def rnnt_loss_tdt_fused(
         weight: (V, D) and bias: (V,) or None, its output layer.
         duration_weight: (K, D) and duration_bias: (K,) or None, that of the K durations.
         bounds: of prune_bounds, or None for the whole lattice.
-        others: as of rnnt_loss_fused and rnnt_loss_tdt.
+        Remaining arguments: see rnnt_loss_fused and rnnt_loss_tdt.
 
     Returns:
-        (N,) or a scalar, as of rnnt_loss_fused.
+        (N,) or a scalar; see rnnt_loss_fused.
 
     Raises:
         TypeError, ValueError: as rnnt_loss_tdt.

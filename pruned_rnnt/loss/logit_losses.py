@@ -156,9 +156,9 @@ def rnnt_loss_tdt(
 
     Args:
         logits: (N, T, U+1, V), float64, float32, float16 or bfloat16; or packed,
-            (sum T_n (U_n+1), V), as of rnnt_loss. With bounds (N, T, S, V) or (sum T_n S, V).
+            (sum T_n (U_n+1), V); see rnnt_loss. With bounds (N, T, S, V) or (sum T_n S, V).
         duration_logits: the shape of logits with K = len(durations) instead of V, floating.
-        targets, logit_lengths, target_lengths: as of rnnt_loss.
+        targets, logit_lengths, target_lengths: see rnnt_loss.
         durations: frames by which an arc advances, one for each column of duration_logits:
             different integers in 0..1024, at least one above 0, at most 16.
         bounds: of prune_bounds: the loss over the paths whose arcs begin and end in the band.
@@ -170,8 +170,8 @@ def rnnt_loss_tdt(
         fastemit_lambda: scales the gradient through the symbols' log-probabilities, not that
             through their durations.
         clamp: bound of each element of d loss_n / d logits and d loss_n / d duration_logits.
-        in_place: write the gradient of logits over them, as of rnnt_loss.
-        others: as of rnnt_loss.
+        in_place: write the gradient of logits over them; see rnnt_loss.
+        Remaining arguments: see rnnt_loss.
 
     Returns:
         (N,) or a scalar; float64 if logits or duration_logits are, to which the others are then
@@ -221,13 +221,13 @@ def rnnt_loss_multi_blank(
     """Multi-blank transducer loss -log P(targets | logits), arXiv 2211.03541.
 
     Args:
-        logits: (N, T, U+1, V), or packed, (sum T_n (U_n+1), V); as of rnnt_loss.
-        targets, logit_lengths, target_lengths: as of rnnt_loss; targets are no big blanks.
+        logits: (N, T, U+1, V), or packed, (sum T_n (U_n+1), V); see rnnt_loss.
+        targets, logit_lengths, target_lengths: see rnnt_loss; targets are no big blanks.
         big_blanks: the frames by which each further blank advances, by its column: different
             integers from 2 on, at most 14.
         sigma: subtracted from each log-probability (logit under-normalization, 0.05 in the paper).
         blank: column of the blank that advances one frame.
-        others: as of rnnt_loss.
+        Remaining arguments: see rnnt_loss.
 
     Returns:
         (N,) or a scalar; float64 for float64 logits, else float32.

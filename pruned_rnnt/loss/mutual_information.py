@@ -28,7 +28,7 @@ def mutual_information(
             log-probability of symbol u+1 at (u, t).
         py: (N, U+1, T), log-probability of blank at (u, t).
         boundary: (N, 4) integers [u_begin, t_begin, u_end, t_end]; default [0, 0, U, T].
-        rnnt_type: as of rnnt_loss.
+        rnnt_type: see rnnt_loss.
         validate: on other devices than the CPU, synchronize and check boundary as on the CPU.
 
     Returns:

@@ -24,7 +24,7 @@ class Occupancy(NamedTuple):
 class TdtOccupancy(NamedTuple):
     """How probable each arc of a TDT lattice is, given the targets; no gradient.
 
-    emit, blank: as of Occupancy, summed over durations.
+    emit, blank: see Occupancy, summed over durations.
     stay: (N, T, U+1), the part of emit whose duration is 0.
     durations: (N, T, U+1, K), of the emit and the blank with each duration.
     """

@@ -39,7 +39,7 @@ def rnnt_loss_simple(
     Args:
         am: (N, T, V) and lm: (N, U+1, V), float64, float32, float16 or bfloat16, unnormalised.
         lm_only_scale, am_only_scale: l and a, at least 0 and together at most 1.
-        others: as of rnnt_loss.
+        Remaining arguments: see rnnt_loss.
 
     Returns:
         SimpleLoss: loss (N,) or a scalar, and the occupancy; float64 for float64 inputs, else

@@ -90,7 +90,7 @@ def test_equals_the_pass_over_all_rows(
 ) -> None:
     for name in ("CHUNK_BYTES", "DEVICE_CHUNK_BYTES"):
         monkeypatch.setattr(active_joiner, name, chunk_bytes)
-    monkeypatch.setattr(active_rows, "LEFT_OUT", 0.0)
+    monkeypatch.setattr(active_rows, "DROPPED_OCCUPANCY", 0.0)
     batch = make_batch([9, 11, 4, 6], [4, 6, 0, 3], 13, options.blank)
     tensors = inputs(batch)
     activation = "relu" if options.blank else "tanh"

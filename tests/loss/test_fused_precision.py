@@ -126,7 +126,7 @@ def test_on_cuda(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with_all = gradients(fused_in_bfloat16, model)
     assert used == [True]
     total = errors(with_all, exact)
-    monkeypatch.setattr(active_rows, "LEFT_OUT", 0.0)
+    monkeypatch.setattr(active_rows, "DROPPED_OCCUPANCY", 0.0)
     of_all_rows = gradients(fused_in_bfloat16, model)
     rounding, left_out = errors(of_all_rows, exact), errors(with_all, of_all_rows)
     print(f"{steps} steps: {NAMES}, stored {stored}, rounding {rounding}, left out {left_out}")

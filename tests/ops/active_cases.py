@@ -11,7 +11,7 @@ from torch import Tensor
 from pruned_rnnt.ops.common.library import REGULAR
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
 from pruned_rnnt.ops.joiner.active_gradients import ActiveChunks
-from pruned_rnnt.ops.joiner.active_rows import LEFT_OUT, ROWS_OF_BLOCK, active_rows
+from pruned_rnnt.ops.joiner.active_rows import DROPPED_OCCUPANCY, ROWS_OF_BLOCK, active_rows
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS, RowStatistics
@@ -43,11 +43,11 @@ def active_calls(batch: Batch, vocabulary: int, dtype: torch.dtype, width: int) 
         statistics = RowStatistics(torch.randn(total, dtype=acc), gx, gy)
         chunk_rows = max(3, total // 2)
         large, small = (-(10.0**x) * torch.rand(batch.size, dtype=acc) for x in (9, -2))
-        arguments = (rows, 0.3, LEFT_OUT, chunk_rows)
+        arguments = (rows, 0.3, DROPPED_OCCUPANCY, chunk_rows)
         active, block_ends = active_rows(statistics, large, *arguments, blocks=5)
         workspace = list_workspace(rows, total)
         # Occupancies of one size, and of all sizes with a large, a small and a negative loss.
-        cases = ((1, 0.4, large), *((40, LEFT_OUT, x) for x in (large, small, -small)))
+        cases = ((1, 0.4, large), *((40, DROPPED_OCCUPANCY, x) for x in (large, small, -small)))
         for power, left_out, log_probs in cases:
             occupancies = (gx**power, gy**power, log_probs)
             inputs = (*occupancies, *rows, 0.3, left_out, chunk_rows, *workspace)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.ops.step.step_library import padded_width
+from pruned_rnnt.ops.step.step_library import padded_to_16_bytes
 
 CSRC = Path(__file__).parents[2] / "csrc"
 TORCH = Path(torch.__file__).parent
@@ -99,10 +99,10 @@ def fields(vocabulary: int, dtype: torch.dtype, differentiable: bool, **others: 
     types = ["float32", "float64", "float16", "bfloat16"]
     frames, columns, batch = 50, 12, 3
     values = {"N": batch, "T": frames, "W": columns, "E": 24, "P": 16, "D": 32, "S": 5}
-    values |= {"V": vocabulary, "padded_V": padded_width(vocabulary, dtype)}
+    values |= {"V": vocabulary, "padded_V": padded_to_16_bytes(vocabulary, dtype)}
     durations = others.get("K", 0)
-    values |= {"padded_K": padded_width(durations, dtype), "longest": 4}
-    values |= {"padded_O": padded_width(vocabulary + durations, dtype)}
+    values |= {"padded_K": padded_to_16_bytes(durations, dtype), "longest": 4}
+    values |= {"padded_O": padded_to_16_bytes(vocabulary + durations, dtype)}
     values |= {"rows": batch * frames * 5, "least_chunk_rows": 50, "hidden_rows": 20}
     values |= {"dtype": types.index(str(dtype).removeprefix("torch.")), "exp_dtype": 3}
     values |= {"am_parts": 2, "lm_parts": 3, "exp_multiple": 8, "exp_together": 2}

@@ -62,13 +62,13 @@ class LatticeRows(NamedTuple):
         valid = (t < self.logit_lengths[n]) & (u <= self.target_lengths[n]) & (u >= 0)
         return Nodes(n, t, u, valid)
 
-    def symbols_after(self, nodes: Nodes, targets: Tensor, size: int, blank: int) -> Tensor:
+    def symbols_after(self, nodes: Nodes, targets: Tensor, vocabulary: int, blank: int) -> Tensor:
         """The symbol (R) emitted from each node, -1 where none can be."""
         if targets.shape[1] == 0:
             return torch.full_like(nodes.u, -1)
         y = targets[nodes.n, nodes.u.clamp(0, targets.shape[1] - 1)].long()
         usable = nodes.valid & (nodes.u < self.target_lengths[nodes.n])
-        return torch.where(usable & (y >= 0) & (y < size) & (y != blank), y, -1)
+        return torch.where(usable & (y >= 0) & (y < vocabulary) & (y != blank), y, -1)
 
 
 def packed_splits(logit_lengths: Tensor, target_lengths: Tensor, columns: int | None) -> Tensor:

@@ -109,7 +109,7 @@ def _gradients(
     chunks = ActiveChunks.of(active_plan.chunk_rows, inputs.weight)
     try:
         given = (grad_loss, inputs, *plan, statistics, total, chunks)
-        active_gradients(*given, active_rows.LEFT_OUT, grads)
+        active_gradients(*given, active_rows.DROPPED_OCCUPANCY, grads)
     except RuntimeError:
         (columns, width), count = inputs.weight.shape, chunks.chunk_rows + plan.columns
         last = max(count * width, chunks.blocks * columns * width)

@@ -3,12 +3,12 @@
 Most nodes of a lattice have next to no occupancy, (1 + fastemit_lambda) gx + gy, because no likely
 path visits them, and their share of every gradient is proportional to it. Every path leaves each
 frame and each symbol position once, so that the occupancies by which paths leave one sum to 1. Of
-these, the rows left out have at most LEFT_OUT = 2^-11: a quarter of a unit in the last place of
-bfloat16, in which the gradients of logits are. Where a model is so sure of an utterance that its
-loss is below 8 LEFT_OUT a frame, the gradient of all rows is that small, and the rows left out have
-at most an eighth of the loss of a frame, or 2^-17. Each frame and each position has a limit, the
-largest LEFT_OUT 2^-i for which all its rows up to the limit have no more than that together; a row
-is active if its occupancy exceeds one of its two limits.
+these, the rows left out have at most DROPPED_OCCUPANCY = 2^-11: a quarter of a unit in the last
+place of bfloat16, in which the gradients of logits are. Where a model is so sure of an utterance
+that its loss is below 8 DROPPED_OCCUPANCY a frame, the gradient of all rows is that small, and the
+rows left out have at most an eighth of the loss of a frame, or 2^-17. Each frame and each position
+has a limit, the largest DROPPED_OCCUPANCY 2^-i for which all its rows up to the limit have no more
+than that together; a row is active if its occupancy exceeds one of its two limits.
 
 How many rows are active is known to the device only. They are listed in order and divided into
 chunks, of whole frames, that begin near multiples of a fixed number of rows; there are as many
@@ -34,7 +34,7 @@ from pruned_rnnt.ops.joiner.joiner_rows import activated, add_gradients
 from pruned_rnnt.ops.joiner.log_probs import RowStatistics, unit_gradient
 
 # The most that the rows left out have of the occupancy of a frame or a symbol position.
-LEFT_OUT = 2.0**-11
+DROPPED_OCCUPANCY = 2.0**-11
 # Of an utterance's loss for each of its frames, the share that may be left out, and the share of
 # left_out that always may.
 _OF_LOSS, _ALWAYS = 2.0**-3, 2.0**-6
@@ -74,9 +74,9 @@ def list_active_rows(
     block_ends: Out[Tensor],
 ) -> None:
     """gx, gy (R) and total (N), log P, float32 of a whole lattice -> its active rows, without which
-    each frame and each position loses at most left_out (LEFT_OUT above), in K chunks; block_ends
-    (K,G) int32: where G even blocks of the rows of each chunk end. Workspace: limits (N,T+S)
-    float32, found (ceil(R / ROWS_OF_BLOCK), ROWS_OF_BLOCK / 32 + 1) int32."""
+    each frame and each position loses at most left_out (DROPPED_OCCUPANCY above), in K chunks;
+    block_ends (K,G) int32: where G even blocks of the rows of each chunk end. Workspace: limits
+    (N,T+S) float32, found (ceil(R / ROWS_OF_BLOCK), ROWS_OF_BLOCK / 32 + 1) int32."""
     count, device = gx.shape[0], gx.device
     n, t, u, valid = rows.nodes(0, count)
     n, t, u = (x[valid] for x in (n, t, u))

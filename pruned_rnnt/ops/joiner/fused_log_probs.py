@@ -135,7 +135,7 @@ def fused_log_probs(
     out: Out[RowLogProbs],
     duration_logits: Out[Tensor | None],
 ) -> None:
-    """px, py, lse (R) acc as of log_probs; duration_logits (R,K) acc for TDT."""
+    """px, py, lse (R) acc, see log_probs; duration_logits (R,K) acc for TDT."""
     rows, (blank, normalization, *_) = plan.lattice_rows(inputs), plan.options
     for begin, end in reversed(list(pairwise(plan.chunk_offsets))):
         _compute_logits(inputs, plan, workspace, begin, end)

@@ -61,30 +61,30 @@ def log_probs(
 ) -> None:
     """logits (r,V) of any floating dtype, last stride 1, row stride >= V, are rows row_begin ..
     row_begin + r, which are written in px, py and lse. targets (N,U), lengths (N) int32."""
-    count, size = logits.shape
+    count, vocabulary = logits.shape
     nodes = rows.nodes(row_begin, count)
     fits_N = (rows.logit_lengths <= rows.frames) & (rows.target_lengths <= targets.shape[1])
     nodes = nodes._replace(valid=nodes.valid & fits_N[nodes.n])
-    y = rows.symbols_after(nodes, targets, size, blank)
+    y = rows.symbols_after(nodes, targets, vocabulary, blank)
     z = logits.to(out.px.dtype)
-    emit, stay = z.gather(1, y.clamp_min(0)[:, None])[:, 0], z[:, blank]
+    emit, blank_score = z.gather(1, y.clamp_min(0)[:, None])[:, 0], z[:, blank]
     if normalization == LOG_PROBS:
-        lse = torch.zeros_like(stay)
+        lse = torch.zeros_like(blank_score)
         dead = torch.zeros_like(nodes.valid)
     elif normalization == LOGITS:
         lse = torch.logsumexp(z, dim=1)
         dead = lse == NEG_INF
-        emit, stay = emit - lse, stay - lse
+        emit, blank_score = emit - lse, blank_score - lse
     else:
-        symbols = torch.arange(size, device=z.device) != blank
+        symbols = torch.arange(vocabulary, device=z.device) != blank
         lse = torch.logsumexp(z.masked_fill(~symbols, NEG_INF), dim=1)
         dead = lse == NEG_INF
-        emit = logsigmoid(-stay) + emit - lse
-        stay = logsigmoid(stay)
+        emit = logsigmoid(-blank_score) + emit - lse
+        blank_score = logsigmoid(blank_score)
     no_blank = ~nodes.valid | (dead if normalization == LOGITS else False)
     written = slice(row_begin, row_begin + count)
     out.px[written] = emit.masked_fill(dead | (y < 0), NEG_INF)
-    out.py[written] = stay.masked_fill(no_blank, NEG_INF)
+    out.py[written] = blank_score.masked_fill(no_blank, NEG_INF)
     out.lse[written] = lse.masked_fill(~nodes.valid, 0)
 
 
@@ -106,14 +106,14 @@ def log_probs_backward(
     with V' >= V are rows row_begin ...; columns from V on are written 0. grad_logits may be the
     memory of logits. Rows with ex + gy = 0 and invalid rows get exact zeros, whatever the logits
     are."""
-    count, size = logits.shape
+    count, vocabulary = logits.shape
     nodes = rows.nodes(row_begin, count)
-    y = rows.symbols_after(nodes, targets, size, blank)
+    y = rows.symbols_after(nodes, targets, vocabulary, blank)
     here = RowStatistics(*(x[row_begin : row_begin + count] for x in statistics))
     unit = unit_gradient(logits, here, y, blank, normalization, fastemit_lambda, clamp)
     unit *= grad_loss[nodes.n][:, None]
-    grad_logits[:, :size] = unit.masked_fill_(~nodes.valid[:, None], 0)
-    grad_logits[:, size:] = 0
+    grad_logits[:, :vocabulary] = unit.masked_fill_(~nodes.valid[:, None], 0)
+    grad_logits[:, vocabulary:] = 0
 
 
 def unit_gradient(
@@ -140,8 +140,8 @@ def unit_gradient(
         unit[:, blank] = 0
     unit.scatter_add_(1, y.clamp_min(0)[:, None], -torch.where(y[:, None] >= 0, ex, 0))
     if normalization == HAT:
-        stay = z[:, blank, None]
-        unit[:, blank, None] = ex * torch.sigmoid(stay) - ey * torch.sigmoid(-stay)
+        blank_score = z[:, blank, None]
+        unit[:, blank, None] = ex * torch.sigmoid(blank_score) - ey * torch.sigmoid(-blank_score)
     else:
         unit[:, blank, None] -= ey
     if clamp > 0:

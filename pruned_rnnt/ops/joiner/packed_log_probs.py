@@ -36,7 +36,7 @@ def fitting_splits(
 def packed_log_probs(
     inputs: JoinerInputs, plan: JoinerPlan, hidden: Out[Tensor], out: Out[RowLogProbs]
 ) -> None:
-    """px, py and lse (R) acc as of log_probs, for the rows that row_splits has; those behind them,
+    """px, py and lse (R) acc, see log_probs, for the rows that row_splits has; those behind them,
     for which there is room, are arbitrary. Workspace: hidden (C,D+8), of the chunks' C rows."""
     assert inputs.row_splits is not None
     rows, chunk_rows = plan.lattice_rows(inputs), len(hidden)

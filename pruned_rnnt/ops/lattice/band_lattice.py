@@ -47,10 +47,10 @@ def band_lattice(
     spread = px.new_full((2, batch * columns * (frames + 1)), NEG_INF)
     spread[0, position] = (px + delay)[valid]
     spread[1, position] = py[valid]
-    emit, stay = spread.view(2, batch, columns, frames + 1)
+    emit, blank = spread.view(2, batch, columns, frames + 1)
     zeros = torch.zeros_like(lengths_N)
     boundary = torch.stack([zeros, zeros, rows.target_lengths, lengths_N], dim=1).long()
-    dense = full_lattice(emit, stay, boundary, rnnt_type)
+    dense = full_lattice(emit, blank, boundary, rnnt_type)
     sums.total.copy_(dense.total)
     for out, grid in ((sums.gx, dense.gx), (sums.gy, dense.gy)):
         out.zero_()

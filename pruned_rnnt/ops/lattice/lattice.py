@@ -107,14 +107,14 @@ def _shares(arcs: _Arcs, end: Tensor, begin: Tensor) -> tuple[Tensor, Tensor]:
 def _occupancies(share: Tensor, begin: Tensor, end: Tensor, dtype: torch.dtype) -> _Arcs:
     """Occupancies (K,N,U+1) of both arcs, 0 where begin is marked nowhere."""
     mass = begin[0].to(share.dtype)
-    emitted, stayed = [], []
+    emitted, blanks = [], []
     for k, share_NU in enumerate(share):
         mass = mass.masked_fill(end[k], 0)
         emit, blank = mass * share_NU, mass * (1 - share_NU)
         emitted.append(emit.to(dtype))
-        stayed.append(blank.to(dtype))
+        blanks.append(blank.to(dtype))
         mass = pad(emit[:, :-1], (1, 0)) + blank + begin[k + 1]
-    return _Arcs(torch.stack(emitted), torch.stack(stayed))
+    return _Arcs(torch.stack(emitted), torch.stack(blanks))
 
 
 def full_lattice(px: Tensor, py: Tensor, boundary: Tensor, rnnt_type: int) -> LatticeSums:

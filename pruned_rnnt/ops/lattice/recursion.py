@@ -61,7 +61,7 @@ def run_recursion(
 ) -> LatticeSums | TdtSums:
     """total (N,) = log P and occupancies for acc px and py of any shape with R elements.
 
-    duration_logits: acc, of that shape and K, as of tdt_lattice; symbols: the padded U. Both of
+    duration_logits: acc, of that shape and K, see tdt_lattice; symbols: the padded U. Both of
         models with durations alone, whose occupancies are TdtSums.
     """
     tdt, total = recursion.tdt, px.new_empty(rows.logit_lengths.shape)

@@ -113,17 +113,17 @@ def _inside(
     return t[:, None] < logit_lengths[:, None, None], u <= target_lengths[:, None, None]
 
 
-def _pieces(entries: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
+def _pieces(entries: Tensor, vocabulary: int) -> Iterator[tuple[Tensor, ...]]:
     """Indices (n, t, u) of entries (E,3), so many at a time that (piece, V) is small."""
-    for piece in entries.split(max(1, _EXACT_ELEMENTS // size)):
+    for piece in entries.split(max(1, _EXACT_ELEMENTS // vocabulary)):
         yield piece.unbind(1)
 
 
-def _symbols(targets: Tensor, blank: int, size: int) -> tuple[Tensor, Tensor]:
+def _symbols(targets: Tensor, blank: int, vocabulary: int) -> tuple[Tensor, Tensor]:
     """Targets (N,U+1) int64 with blank in the last column and out-of-range symbols, and a mask of
     the columns with a usable symbol."""
     y = pad(targets, (0, 1), value=-1).long()
-    usable = (y >= 0) & (y < size) & (y != blank)
+    usable = (y >= 0) & (y < vocabulary) & (y != blank)
     return torch.where(usable, y, blank), usable
 
 
@@ -148,7 +148,7 @@ def simple_log_probs(
     (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
     targets, logit_lengths, target_lengths = batch
     blank, lm_only_scale, am_only_scale = scales
-    (_, frames, size), width = am.shape, lm.shape[1]
+    (_, frames, vocabulary), width = am.shape, lm.shape[1]
     product = product[:, :, :width]
     inside_NT1, inside_N1U = _inside(logit_lengths, target_lengths, product.shape)
     fits_N = (logit_lengths <= frames) & (target_lengths < width)
@@ -158,11 +158,11 @@ def simple_log_probs(
     z += maxima.am_max[:, :, None] + maxima.lm_max[:, None, :]
     z.masked_fill_(~valid, 0)
     entries = (valid & ~safe).nonzero()
-    for n, t, u in _pieces(entries, size):
+    for n, t, u in _pieces(entries, vocabulary):
         z[n, t, u] = torch.logsumexp(am[n, t].to(acc) + lm[n, u].to(acc), dim=-1)
     out.logz.copy_(z)
 
-    y_NU, usable_NU = _symbols(targets, blank, size)
+    y_NU, usable_NU = _symbols(targets, blank, vocabulary)
     y_NTU = y_NU[:, None, :].expand(-1, frames, width)
     am_x, am_y = am.gather(2, y_NTU).to(acc), am[:, :, blank, None].to(acc)
     lm_x = lm.gather(2, y_NU[:, :, None]).to(acc)[:, None, :, 0]
@@ -213,9 +213,9 @@ def simple_weights(
 
 def _times_sum(x: Tensor, row_max: Tensor, x_sum: Tensor) -> Tensor:
     """exp(x - row_max) times its sum, which is stored with padding."""
-    _, count, size = x.shape
+    _, count, vocabulary = x.shape
     exponentials = (x.to(row_max.dtype) - row_max[:, :, None]).exp()
-    return exponentials * x_sum[:, :count, :size]
+    return exponentials * x_sum[:, :count, :vocabulary]
 
 
 @op
@@ -240,7 +240,7 @@ def simple_backward(
     (lm_lse, am_lse, log_q), acc = smoothing, product.dtype
     targets, logit_lengths, target_lengths = batch
     blank, lm_only_scale, am_only_scale = scales
-    _, frames, size = am.shape
+    _, frames, vocabulary = am.shape
     product = product[:, :, : lm.shape[1]]
     inside_NT1, inside_N1U = _inside(logit_lengths, target_lengths, product.shape)
     valid = inside_NT1 & inside_N1U
@@ -252,7 +252,7 @@ def simple_backward(
 
     if scales.combined != 0:
         unsafe = (leaving != 0) & ~(product >= safe_product(acc))
-        for n, t, u in _pieces(unsafe.nonzero(), size):
+        for n, t, u in _pieces(unsafe.nonzero(), vocabulary):
             share = (am[n, t].to(acc) + lm[n, u].to(acc) - logz[n, t, u][:, None]).exp()
             share *= scales.combined * leaving[n, t, u][:, None]
             d_am.index_put_((n, t), share, accumulate=True)
@@ -267,7 +267,7 @@ def simple_backward(
         softmax = (lm.to(acc) - lm_lse[:, :, None]).exp()
         d_lm += lm_only_scale * (leaving_NU1 * softmax).masked_fill(leaving_NU1 == 0, 0)
 
-    y_NU, usable_NU = _symbols(targets, blank, size)
+    y_NU, usable_NU = _symbols(targets, blank, vocabulary)
     ex = ex.masked_fill_(~usable_NU[:, None, :], 0)
     am_scale, lm_scale = scales.combined + am_only_scale, scales.combined + lm_only_scale
     d_am.scatter_add_(2, y_NU[:, None, :].expand(-1, frames, -1), -am_scale * ex)

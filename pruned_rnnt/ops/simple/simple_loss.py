@@ -104,14 +104,16 @@ class RowExponentials(NamedTuple):
 def row_exponentials(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> RowExponentials:
     """Of contiguous am (N,T,V) and lm (N,U+1,V)."""
     acc = accumulator(am.dtype)
-    (utterances, frames, size), width = am.shape, lm.shape[1]
+    (utterances, frames, vocabulary), width = am.shape, lm.shape[1]
     layout = exp_layout(am.dtype, am.device)
 
     def exponentials(
         x: Tensor, lengths: Tensor, extra: int, parts: int, rows: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         row_max, row_lse = x.new_empty((2, *x.shape[:2]), dtype=acc).unbind(0)
-        stored = x.new_empty((utterances, parts, rows, layout.padded(size)), dtype=layout.dtype)
+        stored = x.new_empty(
+            (utterances, parts, rows, layout.padded(vocabulary)), dtype=layout.dtype
+        )
         exp_rows(x, lengths, extra, row_max, row_lse, stored)
         return row_max, row_lse, stored
 
@@ -178,21 +180,21 @@ def simple_gradient(
     scales, fastemit = options.scales, options.recursion.loss.fastemit_lambda
     smoothing = state.smoothing
     layout = exp_layout(am.dtype, am.device)
-    size, frames, vocabulary = am.shape
+    utterances, frames, vocabulary = am.shape
     parts, columns, width = state.exps.lm_exp.shape[1:]
-    weights = am.new_empty((size, frames, parts, columns), dtype=layout.dtype)
+    weights = am.new_empty((utterances, frames, parts, columns), dtype=layout.dtype)
     simple_weights(upstream, state.product, *batch[1:], scales.combined, fastemit, weights)
     grad_am, grad_lm = torch.empty_like(am), torch.empty_like(lm, dtype=am.dtype)
     whole = _Gradients(upstream, am, lm, state, batch, weights, grad_am, grad_lm)
-    together = layout.together(size, frames, vocabulary)
+    together = layout.together(utterances, frames, vocabulary)
     acc = accumulator(am.dtype)
     # The gradients are written over the sums if these have the same dtype and shape.
     am_in_place = am.dtype == acc and width == vocabulary
     lm_in_place = am_in_place and columns == lm.shape[1]
     am_sums = None if am_in_place else am.new_empty((together, frames, width), dtype=acc)
     lm_sums = None if lm_in_place else am.new_empty((together, columns, width), dtype=acc)
-    for begin in range(0, size, together):
-        part = whole if together == size else whole.of(slice(begin, begin + together))
+    for begin in range(0, utterances, together):
+        part = whole if together == utterances else whole.of(slice(begin, begin + together))
         count = part.am.shape[0]
         am_sum = part.grad_am if am_sums is None else am_sums[:count]
         lm_sum = part.grad_lm if lm_sums is None else lm_sums[:count]

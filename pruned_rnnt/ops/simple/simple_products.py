@@ -56,12 +56,12 @@ class ExpLayout(NamedTuple):
         """Those of the weights as well."""
         return 3 if self.split else 1
 
-    def padded(self, size: int) -> int:
-        return -(-size // self.multiple) * self.multiple
+    def padded(self, width: int) -> int:
+        return -(-width // self.multiple) * self.multiple
 
-    def together(self, utterances: int, frames: int, size: int) -> int:
+    def together(self, utterances: int, frames: int, vocabulary: int) -> int:
         """Utterances of one call of simple_sums, for am (N,T,V): at least one."""
-        each = self.am_parts * frames * self.padded(size) * self.dtype.itemsize
+        each = self.am_parts * frames * self.padded(vocabulary) * self.dtype.itemsize
         return max(1, min(utterances, TOGETHER_BYTES // max(each, 1)))
 
 
@@ -92,7 +92,7 @@ def exp_rows(
     (high, low) or three (high, low, high). Rows from lengths[n] + extra on are padding: 0
     everywhere, and x is not read there. A row of nothing but -inf gives row_max 0, row_lse -inf and
     x_exp 0. NaN stays NaN."""
-    count, size = x.shape[1:]
+    count, vocabulary = x.shape[1:]
     outside = torch.arange(count, device=x.device) >= lengths[:, None] + extra
     rows = x.to(row_max.dtype).masked_fill(outside[:, :, None], 0)
     maximum = rows.amax(-1)
@@ -100,7 +100,7 @@ def exp_rows(
     exponentials = (rows - maximum[:, :, None]).exp().masked_fill_(outside[:, :, None], 0)
     row_max.copy_(maximum)
     row_lse.copy_((maximum + exponentials.sum(2).log()).masked_fill_(outside, 0))
-    high, *others = x_exp.zero_()[:, :, :count, :size].unbind(1)
+    high, *others = x_exp.zero_()[:, :, :count, :vocabulary].unbind(1)
     high.copy_(exponentials)
     for part, value in zip(
         others, (exponentials - high.to(exponentials.dtype), high), strict=False

@@ -149,7 +149,7 @@ def _scores(
     shape = (*memory.inputs.encoder.shape[:2], memory.inputs.predictor.shape[1])
     new = memory.sides[0].new_full
     # Sums am + lm of the symbols, then px and py.
-    emit, stay, logz = new((3, *shape), NEG_INF, dtype=acc).unbind(0)
+    emit, blank_score, logz = new((3, *shape), NEG_INF, dtype=acc).unbind(0)
     lm_lse, lm_x, lm_y = new((3, shape[0], shape[2]), NEG_INF, dtype=acc).unbind(0)
     of_tile = NodeScores(*new((3, *shape), 0, dtype=acc).unbind(0))
     for tile in memory.tiles(batch, blank):
@@ -159,7 +159,7 @@ def _scores(
         sides = (tile.am, tile.lm, rows.maxima, product)
         unsmoothed = (Smoothing(None, None, None), tile.batch, Scales(tile.blank, 0.0, 0.0))
         simple_log_probs(*sides, *unsmoothed, of_tile)
-        for total, part in ((emit, of_tile.px), (stay, of_tile.py)):
+        for total, part in ((emit, of_tile.px), (blank_score, of_tile.py)):
             torch.where(part == NEG_INF, total, part + of_tile.logz, out=total)
         torch.logaddexp(logz, of_tile.logz, out=logz)
         if lm_only_scale != 0:
@@ -167,12 +167,12 @@ def _scores(
             for total, part in zip((lm_x, lm_y), _lm_of_symbols(tile), strict=True):
                 torch.maximum(total, part.to(acc), out=total)
     # Invalid nodes have scores of -inf, and any logz.
-    for score, own in ((emit, lm_x), (stay, lm_y)):
+    for score, own in ((emit, lm_x), (blank_score, lm_y)):
         smoothed = options.scales.combined * (score - logz)
         if lm_only_scale != 0:
             smoothed = smoothed + lm_only_scale * (own - lm_lse)[:, None, :]
         score.copy_(smoothed.masked_fill_(score == NEG_INF, NEG_INF))
-    return _StreamedScores(NodeScores(emit, stay, logz), lm_lse)
+    return _StreamedScores(NodeScores(emit, blank_score, logz), lm_lse)
 
 
 class _Gradients:

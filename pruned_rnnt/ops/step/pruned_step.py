@@ -3,7 +3,7 @@
 A composition of layers and losses takes a hundred launches and half as many nodes of the autograd
 graph, each of which a GPU finishes before Python has started the next. The step computes the same
 numbers in one call of the CUDA library. The composition is in
-pruned_rnnt/loss/pruned_transducer.py, and serves all other devices and layers.
+pruned_rnnt/loss/composed_losses.py, and serves all other devices and layers.
 
 If the losses are reduced, their gradients are computed during forward, for an upstream gradient of
 1, and backward multiplies them by the gradient of the total: the GPU then does not wait until

@@ -22,9 +22,9 @@ from pruned_rnnt.ops.step.step_ops import FIELDS, STEP_OPS, StepArguments, StepC
 from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
 
 
-def padded_width(size: int, dtype: torch.dtype) -> int:
+def padded_to_16_bytes(width: int, dtype: torch.dtype) -> int:
     multiple = 16 // dtype.itemsize
-    return -(-size // multiple) * multiple
+    return -(-width // multiple) * multiple
 
 
 def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
@@ -32,7 +32,7 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
     batch, frames, encoder_dim = inputs.encoder.shape
     joiner, options = plan.joiner, plan.joiner.options
     exponentials = exp_layout(plan.dtype, inputs.encoder.device)
-    padded_V = padded_width(joiner.vocabulary, plan.dtype)
+    padded_V = padded_to_16_bytes(joiner.vocabulary, plan.dtype)
     durations, tdt = plan.durations, plan.simple.recursion.tdt
     arguments = StepArguments(
         N=batch,
@@ -45,8 +45,8 @@ def _step_call(inputs: StepInputs, plan: StepPlan) -> StepCall:
         S=joiner.columns,
         padded_V=padded_V,
         K=len(durations),
-        padded_K=padded_width(len(durations), plan.dtype),
-        padded_O=padded_width(joiner.vocabulary + len(durations), plan.dtype),
+        padded_K=padded_to_16_bytes(len(durations), plan.dtype),
+        padded_O=padded_to_16_bytes(joiner.vocabulary + len(durations), plan.dtype),
         longest=max(durations, default=0),
         rows=joiner.rows,
         least_chunk_rows=joiner.largest,
