@@ -12,6 +12,7 @@ from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.kernels.available import kernel_report, set_mode, use_kernels
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.system.switched_kernels import GRAPHS, why_switched
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ def choose_passes(config: DecodeConfig, model: SpeechModel) -> None:
 def choose_graphs(mode: str, model: SpeechModel) -> None:
     """Apply `decode.cuda_graphs` to a model."""
     on_gpu = next(model.parameters()).is_cuda
-    model.inference_graphs = InferenceGraphs() if mode == "auto" and on_gpu else None
+    wanted = mode == "auto" and on_gpu and not why_switched(GRAPHS, "cuda")
+    model.inference_graphs = InferenceGraphs() if wanted else None
 
 
 def choose_kernels(mode: str, device: torch.device) -> None:

@@ -38,6 +38,7 @@ from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
+from pruned_rnnt.system.switched_kernels import GRAPHS, why_switched
 
 logger = logging.getLogger(__name__)
 
@@ -292,6 +293,8 @@ def graph_obstacle(encoder: Encoder) -> str:
         return "no parameter of the encoder is trained"
     if parameters[0].device.type != "cuda":
         return f"not on {parameters[0].device.type}"
+    if reason := why_switched(GRAPHS, "cuda"):
+        return reason
     from pruned_rnnt.model.kernels.available import use_kernels
 
     if encoder.clock is not None and not use_kernels(parameters[0]):

@@ -9,6 +9,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from pruned_rnnt.system.switched_kernels import ENCODERS, why_switched
+
 MODES = ("auto", "off")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Triton's interpreter runs kernels on the CPU, for development.
@@ -73,6 +75,8 @@ def _obstacle() -> str:
     """The reason why no kernel can run in this process; empty if kernels run."""
     if find_spec("triton") is None:
         return "Triton is not installed"
+    if reason := why_switched(ENCODERS, "cpu" if _INTERPRETED else "cuda"):
+        return reason
     try:
         from pruned_rnnt.model.kernels.swoosh import swoosh_forward
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS, MISSING_KERNELS, NAMESPACE
+from pruned_rnnt.system.switched_kernels import LOSSES, why_switched
 
 BACKENDS = ("auto", "native", "fallback")
 DEVICES = ("cpu", "cuda")
@@ -70,6 +71,12 @@ def library_folders() -> list[Path]:
     return list(dict.fromkeys([*(p / "lib" for p in package), Path(__file__).parents[2] / "lib"]))
 
 
+def library_file(device: str) -> Path | None:
+    """The library of a device; None if there is none."""
+    files = (folder / f"libpruned_rnnt_{device}.so" for folder in library_folders())
+    return next((path for path in files if path.is_file()), None)
+
+
 def _build_note(device: str) -> str:
     for folder in library_folders():
         notes = folder / "build_notes.txt"
@@ -85,17 +92,17 @@ def _load(device: str) -> str | None:
     """Loads the library of a device. Returns None, or the reason why it cannot be loaded."""
     if device == "cuda" and torch.version.cuda is None:
         return "the installed torch has no CUDA"
-    for folder in library_folders():
-        path = folder / f"libpruned_rnnt_{device}.so"
-        if not path.is_file():
-            continue
-        try:
-            torch.ops.load_library(str(path))
-        except OSError as error:
-            return f"{path} does not load: {error}"
-        _STATE[device] = f"native ({path})"
-        return None
-    return _build_note(device)
+    path = library_file(device)
+    if path is None:
+        return _build_note(device)
+    if reason := why_switched(LOSSES, device, path):
+        return reason
+    try:
+        torch.ops.load_library(str(path))
+    except OSError as error:
+        return f"{path} does not load: {error}"
+    _STATE[device] = f"native ({path})"
+    return None
 
 
 def load_native() -> None:
@@ -118,7 +125,7 @@ def load_native() -> None:
         _STATE[device] = f"fallback ({reason})"
         if "does not load" in reason:
             warnings.warn(f"pruned_rnnt runs plain torch on {device}: {reason}", stacklevel=2)
-        elif device == "cpu" or torch.version.cuda is not None:
+        elif library_file(device) is None and (device == "cpu" or torch.version.cuda is not None):
             MISSING_KERNELS[device] = _advice(device, reason)
     for device, state in _STATE.items():
         logger.debug("%s: %s", device, state)
