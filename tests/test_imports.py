@@ -87,6 +87,7 @@ ALLOWED = {
     },
     "finetune": {"data", "decode", "export", "interop", "licences", "model", "pretrained", "train"},
     "interop": {"data", "loss", "model", "train"},
+    "selfcheck": {"loss", "model", "ops", "train/engine", "train/optim"},
     "report": {"align", "data", "decode", "diagnostics", "model", "run", "train"},
 }
 # Rows that every part may import, and modules and parts that may import every part.

@@ -16,6 +16,7 @@ from pruned_rnnt import __version__
 from pruned_rnnt.cli import (
     align,
     average,
+    check,
     decode,
     export,
     finetune,
@@ -30,7 +31,6 @@ from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from pruned_rnnt.system.console import start_logging
 from pruned_rnnt.system.openmp import limit_spinning
 from pruned_rnnt.system.optional_packages import (
-    PACKAGES_OF_EXTRA,
     MissingPackageError,
     missing_packages_named,
     require,
@@ -50,6 +50,7 @@ Train and use transducer speech recognisers.
   pruned-rnnt report exp/synthetic                       a web page of curves and errors
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
   pruned-rnnt transcribe exp/synthetic a.wav             transcribe your own audio
+  pruned-rnnt check                                      are the kernels right on this machine?
 """
 
 
@@ -65,6 +66,7 @@ _COMMANDS = (
     import_icefall,
     inspect,
     report,
+    check,
 )
 
 
@@ -74,8 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = _parse(parser, arguments)
     try:
-        require(*PACKAGES_OF_EXTRA["train"])
-        console = start_logging()
+        require(*options.packages)
+        console = start_logging() if options.packages else None
         with missing_packages_named():
             code: int = options.command(options, console)
         sys.stdout.flush()
@@ -132,16 +134,20 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
 
 
 def _is_usage_error(error: Exception) -> bool:
+    if isinstance(error, UsageError):
+        return True
     from pruned_rnnt.config.load import ConfigError
 
-    return isinstance(error, ConfigError | UsageError)
+    return isinstance(error, ConfigError)
 
 
 def _explains_itself(error: Exception) -> bool:
     """True if the message alone tells a user what to do; other errors keep their traceback."""
+    if isinstance(error, ValueError | OSError):
+        return True
     from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 
-    return isinstance(error, ValueError | OSError | TrainingStopped)
+    return isinstance(error, TrainingStopped)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

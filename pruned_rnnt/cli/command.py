@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pruned_rnnt.system.allocator import keep_freed_memory
+from pruned_rnnt.system.optional_packages import PACKAGES_OF_EXTRA
 from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def add_command(
     parsers: Parsers[argparse.ArgumentParser],
     command: Callable[[argparse.Namespace, Console], int],
     details: str,
+    packages: Sequence[str] = PACKAGES_OF_EXTRA["train"],
 ) -> argparse.ArgumentParser:
     """The parser of a new command.
 
@@ -41,6 +43,7 @@ def add_command(
         command: function with the name of the command, and a docstring that is its summary; takes
             the parsed options and the console of the log, and returns the exit code.
         details: printed below the options.
+        packages: optional packages that the command cannot do without.
     """
     name = command.__name__.replace("_", "-")
     summary = (command.__doc__ or name).rstrip(".")
@@ -52,7 +55,7 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of any error")
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, packages=packages)
     return parser
 
 

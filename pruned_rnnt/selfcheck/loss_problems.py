@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pruned_rnnt.loss.bounds import prune_bounds
+from pruned_rnnt.loss.bounds import prune, prune_bounds
 from pruned_rnnt.loss.ctc import ctc_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused
 from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
 from pruned_rnnt.loss.logit_losses import rnnt_loss, rnnt_loss_pruned
 from pruned_rnnt.loss.multi_blank import rnnt_loss_multi_blank
+from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
 from pruned_rnnt.loss.results import Bounds, Occupancy
 from pruned_rnnt.loss.simple import rnnt_loss_simple
@@ -143,14 +144,23 @@ def _multi_blank(logits: Tensor) -> Outputs:
     targets, *lengths = _batch(logits.device)
     targets = targets.clamp(max=_V - 3)
     big_blanks = {_V - 2: 2, _V - 1: 3}
-    loss = rnnt_loss_multi_blank(
-        logits, targets, *lengths, big_blanks=big_blanks, reduction="none"
-    )
+    loss = rnnt_loss_multi_blank(logits, targets, *lengths, big_blanks=big_blanks, reduction="none")
     return {"loss": loss}
 
 
 def _ctc(logits: Tensor) -> Outputs:
     return {"loss": ctc_loss(logits, *_batch(logits.device), reduction="none")}
+
+
+def _gathered(am: Tensor, lm: Tensor) -> Outputs:
+    """Encoder and predictor outputs inside the band."""
+    inside = prune(am, lm, _bounds(am.device))
+    return {"lm": inside.lm, "loss": (inside.am * inside.lm).sum((1, 2, 3))}
+
+
+def _mutual_information(px: Tensor, py: Tensor) -> Outputs:
+    result = mutual_information(px, py)
+    return {"loss": result.total}
 
 
 def _training_loss(encoder: Tensor, predictor: Tensor, *, durations: bool) -> Outputs:
@@ -191,7 +201,9 @@ def loss_problems() -> list[LossProblem]:
         LossProblem(name="pruned", leaves=(band,), run=_pruned),
         LossProblem(name="pruned, packed", leaves=((sum(_LENGTHS) * _S, _V),), run=_pruned),
         LossProblem(name="simple", leaves=am_lm, run=_simple),
-        LossProblem(name="fused, whole lattice", leaves=(*projected, *output), run=_whole, scale=1.0),
+        LossProblem(
+            name="fused, whole lattice", leaves=(*projected, *output), run=_whole, scale=1.0
+        ),
         LossProblem(name="fused, pruned", leaves=(*projected, *output), run=_banded, scale=1.0),
         LossProblem(name="TDT", leaves=(full, (*full[:3], count)), run=_tdt),
         LossProblem(
@@ -211,6 +223,13 @@ def loss_problems() -> list[LossProblem]:
             scale=1.0,
         ),
         LossProblem(name="multi-blank", leaves=(full,), run=_multi_blank),
+        LossProblem(name="band", leaves=projected, run=_gathered, dtypes=only_float32),
+        LossProblem(
+            name="mutual information",
+            leaves=((_N, _U, _T + 1), (_N, _U + 1, _T)),
+            run=_mutual_information,
+            dtypes=only_float32,
+        ),
         LossProblem(name="CTC", leaves=((_N, _T, _V),), run=_ctc),
     ]
     for exact in (False, True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from unittest import mock
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from pruned_rnnt.ops.step import step_ops
 from pruned_rnnt.selfcheck.loss_problems import LossProblem, loss_problems
 from pruned_rnnt.selfcheck.plain_ops import PlainOps, difference
-from pruned_rnnt.selfcheck.problem import Finding, Outputs, guarded
+from pruned_rnnt.selfcheck.problem import Finding, Outputs, first_line, guarded
 from pruned_rnnt.system.switched_kernels import LOSSES
 
 # Largest error of a result as a fraction of its largest value.
@@ -49,15 +49,15 @@ def _compare(
     def results() -> Outputs:
         return _results(problem, _leaves(problem, given, device), products)
 
-    name, error = _worst(results(), wanted)
+    name, error = _measured(results, wanted)
     tolerance = TOLERANCES[dtype]
     if error <= tolerance:
         return Finding(part=LOSSES, what=what, error=error, tolerance=tolerance)
     kernels = PlainOps(compares=True)
     # The compiled step calls other kernels without the ops.
     with kernels, mock.patch.object(step_ops, "FIELDS", None):
-        plain = results()
-    is_right = _worst(plain, wanted)[1] <= tolerance
+        plain = _measured(results, wanted)[1]
+    is_right = plain <= tolerance
     if kernels.wrong:
         culprits = f"the kernels of {', '.join(sorted(kernels.wrong))} differ from plain torch"
     elif is_right and step_ops.has_native_step() and "training loss" in problem.name:
@@ -102,6 +102,14 @@ def _results(
         gradients = torch.autograd.grad(total, list(leaves))
         outputs |= {f"gradient {n + 1}": x for n, x in enumerate(gradients)}
     return {name: x.detach() for name, x in outputs.items()}
+
+
+def _measured(results: Callable[[], Outputs], wanted: Outputs) -> tuple[str, float]:
+    """The result with the largest error; an exception is an infinite one."""
+    try:
+        return _worst(results(), wanted)
+    except Exception as error:
+        return first_line(error), float("inf")
 
 
 def _worst(found: Outputs, wanted: Outputs) -> tuple[str, float]:

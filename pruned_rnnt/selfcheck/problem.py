@@ -46,5 +46,10 @@ def guarded(part: str, what: str, compare: Callable[[], Finding]) -> Finding:
     try:
         return compare()
     except Exception as error:
-        said = (str(error) or type(error).__name__).splitlines()[0][:300]
-        return Finding(part=part, what=what, failure=f"{type(error).__name__}: {said}")
+        return Finding(part=part, what=what, failure=first_line(error))
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message."""
+    said = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {said[0][:300]}"

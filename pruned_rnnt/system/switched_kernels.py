@@ -1,7 +1,7 @@
 """Kernels that gave wrong results on a machine, and that later processes replace by plain torch.
 
-`pruned-rnnt check --write` writes a JSON file of the user; an entry holds for one device and one set
-of versions, so that another GPU, driver, torch or build of the package has its kernels again.
+`pruned-rnnt check --write` writes a JSON file of the user. An entry holds for one device and one
+set of versions, so that another GPU, driver, torch or build of the package runs its kernels again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -45,7 +45,11 @@ class Switch:
 
     def is_for(self, other: Switch) -> bool:
         """True if both are about the same kernels."""
-        return self.__dict__ | {"reason": ""} == other.__dict__ | {"reason": ""}
+        return self.because("") == other.because("")
+
+    def because(self, reason: str) -> Switch:
+        """The same entry with another reason."""
+        return replace(self, reason=reason)
 
 
 def switch_file() -> Path:
@@ -152,7 +156,7 @@ def driver() -> str:
     except OSError:
         import torch
 
-        number = torch._C._cuda_getDriverVersion() if torch.cuda.is_available() else 0
+        number = getattr(torch._C, "_cuda_getDriverVersion", int)()
         return f"CUDA {number // 1000}.{number % 1000 // 10}" if number else ""
     words = text.splitlines()[0].split()
     return next((word for word in words if word[:1].isdigit()), "unknown")
