@@ -152,8 +152,10 @@ def _written(findings: Sequence[Finding], device: torch.device) -> str:
         current = current_switches(part, device.type, library)
         checked += current
         failed = [x for x in of_part if x.failure and x.plain_is_right]
-        reason = "; ".join(f"{x.what}: {x.failure}" for x in failed[:3])
-        wrong += [x.because(reason) for x in current if failed]
+        if failed:
+            others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+            reason = f"{failed[0].what}: {failed[0].failure}{others}"
+            wrong += [x.because(reason) for x in current]
     if not wrong and not switch_file().is_file():
         return "- nothing to switch"
     path = write_switches(checked, wrong)

@@ -76,11 +76,11 @@ def check_encoders(device: torch.device) -> Iterator[Finding]:
             against = functools.partial(_against_float64, encoder, wanted, dtype, device, what)
             yield guarded(ENCODERS, what, against)
             what += ", training"
-            if available.use_kernels(torch.zeros(1, device=device)):
+            if _runs_kernels(device):
                 yield guarded(
                     ENCODERS, what, functools.partial(_against_twins, encoder, dtype, device, what)
                 )
-    if not available.use_kernels(torch.zeros(1, device=device)):
+    if not _runs_kernels(device):
         note = available.kernel_report(device)
         yield Finding(part=ENCODERS, what="kernels in training passes", note=f"left out: {note}")
 
@@ -97,6 +97,10 @@ def check_graphs(device: torch.device) -> Iterator[Finding]:
             (f"{name}, inference in a graph", _inference_graph),
         ):
             yield guarded(GRAPHS, what, functools.partial(compare, encoder, what))
+
+
+def _runs_kernels(device: torch.device) -> bool:
+    return available.use_kernels(torch.zeros(1, device=device))
 
 
 def _new(config: EncoderConfig) -> Encoder:
