@@ -11,7 +11,7 @@ from pruned_rnnt.cli.command import (
     add_command,
 )
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
+from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,7 +21,7 @@ from pruned_rnnt.model.lora import add_adapters
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.vocabulary_change import transfer_parameters
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.train.engine.run_tokens import run_tokenizer
+from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.run_chain import chain_of_run

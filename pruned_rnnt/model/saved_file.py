@@ -103,7 +103,7 @@ def check_contents(
     version: int,
     *,
     parameters: Sequence[str],
-    optional: str = "",
+    optional: Sequence[str] = (),
     needed: Sequence[str] = (),
 ) -> None:
     """Raise an error for contents that this program cannot use.
@@ -112,7 +112,7 @@ def check_contents(
         values: contents of the file at `path`.
         version: the newest version that this program reads.
         parameters: keys of models' parameters; required, as are version, config and vocab_size.
-        optional: one of `parameters` that may be None.
+        optional: keys that may be None.
         needed: other required keys.
 
     Raises:
@@ -129,9 +129,10 @@ def check_contents(
             f"{path} has version {values['version']}, this program reads up to {version}"
         )
     size = values["vocab_size"]
-    if not isinstance(size, int) or size < 1:
+    is_absent = size is None and "vocab_size" in optional
+    if not is_absent and (not isinstance(size, int) or size < 1):
         raise UnusableFileError(f"{path} is damaged: 'vocab_size' is {str(size)[:20]!r}")
     for name in parameters:
         fault = describe_no_parameters(values[name])
-        if fault and not (name == optional and values[name] is None):
+        if fault and not (name in optional and values[name] is None):
             raise UnusableFileError(f"{path} is damaged: {name!r} has no parameters: {fault}")

@@ -15,7 +15,7 @@ from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.pretrained.model_card import ModelCard
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.measured import read_measurements
-from pruned_rnnt.train.engine.run_versions import versions
+from pruned_rnnt.train.engine.run_files import versions
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import LoadedModel
 

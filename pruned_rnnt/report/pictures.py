@@ -28,8 +28,8 @@ from pruned_rnnt.report.clips import Clip, picture_clip
 from pruned_rnnt.report.scored_set import ScoredUtterance
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_file import ResultFile, TimedWord
-from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model
 

@@ -18,14 +18,13 @@ from pruned_rnnt.model.saved_file import UnusableFileError
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.average import mean_of_states
-from pruned_rnnt.train.engine.averaged_checkpoints import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.engine.checkpoint import (
     CheckpointError,
     CheckpointFolder,
     load_checkpoint,
     save_checkpoint,
 )
-from pruned_rnnt.train.engine.train_config import CONFIG_NAME, pick_device
+from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS, CONFIG_NAME, pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 

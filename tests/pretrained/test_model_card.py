@@ -18,7 +18,7 @@ from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.run.measured import read_measurements
 from pruned_rnnt.system.code_version import code_version
-from pruned_rnnt.train.engine.run_versions import versions
+from pruned_rnnt.train.engine.run_files import versions
 from pruned_rnnt.train.run import load_model, run_config
 from tests.pretrained.saved_models import make_model, make_tokenizer, save_run
 from tests.report.run_folders import transcript, write_decoded

@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import read_metrics
-from pruned_rnnt.train.engine.step_recorder import StepRecorder
-from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.trainer import Trainer
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -54,14 +52,15 @@ class Killed(Exception):
 @contextmanager
 def killed_at(step: int) -> Iterator[None]:
     """Training in this context dies after the step, before it saves or logs anything."""
-    record_step = StepRecorder._record
+    record = Trainer._record
 
-    def record_then_die(self: StepRecorder, report: StepReport, batches: list[Batch]) -> None:
-        record_step(self, report, batches)
-        if self.state.counters.step == step:
+    def record_then_die(self: Trainer) -> None:
+        is_new = self._unrecorded is not None
+        record(self)
+        if is_new and self.state.counters.step == step:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepRecorder, "_record", record_then_die)
+        patch.setattr(Trainer, "_record", record_then_die)
         with pytest.raises(Killed):
             yield

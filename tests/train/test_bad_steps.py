@@ -16,7 +16,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import log_file, read_metrics
-from pruned_rnnt.train.engine.step_report import LaunchedStep
+from pruned_rnnt.train.engine.step import Step
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.tiny_corpus import tiny_experiment
 from tests.train.failures import check_training_stops
@@ -24,14 +24,12 @@ from tests.train.failures import check_training_stops
 
 def spoil_batches(monkeypatch: pytest.MonkeyPatch, steps: Sequence[int]) -> list[str]:
     """Put NaN into one utterance of these steps; returns a list that its ids are added to."""
-    from pruned_rnnt.train.engine.train_step import Stepper
+    from pruned_rnnt.train.engine.step import Stepper
 
     spoiled: list[str] = []
     call = Stepper.__call__
 
-    def with_nan(
-        self: Stepper, batches: Sequence[Batch], step: int, **options: Any
-    ) -> LaunchedStep:
+    def with_nan(self: Stepper, batches: Sequence[Batch], step: int, **options: Any) -> Step:
         if step + 1 in steps:
             batch = batches[0]
             features = batch.features_NTF.clone()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import SummedGradients
-from pruned_rnnt.train.engine.step_report import StepReport
+from pruned_rnnt.train.engine.report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
 from pruned_rnnt.train.tasks.speech_task import speech_trainer

@@ -15,8 +15,8 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import read_metrics
-from pruned_rnnt.train.engine.step_report import LaunchedStep
-from pruned_rnnt.train.engine.train_step import Stepper
+from pruned_rnnt.train.engine.report import StepReport
+from pruned_rnnt.train.engine.step import Step, Stepper
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 from tests.tiny_corpus import tiny_experiment
@@ -46,7 +46,8 @@ class FailingSteps:
     def __init__(self, patch: pytest.MonkeyPatch, nan: Sequence[int], memory: Sequence[int] = ()):
         self.events: list[tuple[str, int]] = []
         self.spoiled: list[str] = []
-        losses, call = SpeechTask.losses, Stepper.__call__
+        self.unread: list[int] = []
+        losses, read, call = SpeechTask.losses, Stepper._read, Stepper.__call__
 
         def failing(task: SpeechTask, batch: Batch, step: int) -> Any:
             if step + 1 in memory:
@@ -59,20 +60,17 @@ class FailingSteps:
             self.events.append(("passes", step + 1))
             return losses(task, batch, step)
 
-        def recorded(stepper: Stepper, batches: Any, step: int, **options: Any) -> LaunchedStep:
-            launched = call(stepper, batches, step, **options)
-            read = launched._read
+        def numbered(stepper: Stepper, batches: Any, step: int, **options: Any) -> Step:
+            self.unread.append(step + 1)
+            return call(stepper, batches, step, **options)
 
-            def read_recorded() -> Any:
-                self.events.append(("result", step + 1))
-                assert read is not None
-                return read()
-
-            launched._read = read_recorded
-            return launched
+        def recorded(stepper: Stepper, step: Step) -> StepReport:
+            self.events.append(("result", self.unread.pop(0)))
+            return read(stepper, step)
 
         patch.setattr(SpeechTask, "losses", failing)
-        patch.setattr(Stepper, "__call__", recorded)
+        patch.setattr(Stepper, "__call__", numbered)
+        patch.setattr(Stepper, "_read", recorded)
 
 
 def train(config: ExperimentConfig, *, late: bool, ranks: Ranks | None = None) -> Any:

@@ -8,22 +8,18 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from rich.console import Console
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.train.engine import log as log_module
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, read_metrics
-from pruned_rnnt.train.engine.state import Counters
-from pruned_rnnt.train.engine.training_log import TrainingLog
 from tests.tiny_corpus import tiny_overrides
 
 SETTINGS = {"train": {"steps": 9, "loggers": ["mlflow"]}, "model": {"dim": 3}}
@@ -116,10 +112,8 @@ def test_other_processes_log_nothing(
 ) -> None:
     monkeypatch.setattr(log_module, "open_loggers", lambda *_: pytest.fail("opened"))
     ranks = Ranks(rank=1, world_size=2)
-    log = TrainingLog(5, ranks, Console(), loggers=["wandb"], settings={})
-    with ExitStack() as stack:
-        log.open(stack, tmp_path / "run", Counters())
-        assert log.run_log is None
+    with RunLog(tmp_path / "run", 0, loggers=["wandb"], ranks=ranks) as log:
+        log.scalars("valid", 1, {"wer": 0.5})
     assert not (tmp_path / "run").exists()
 
 

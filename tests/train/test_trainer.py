@@ -12,7 +12,8 @@ from rich.console import Console
 
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
-from pruned_rnnt.train.engine.log import progress_bar, progress_line, read_metrics, step_line
+from pruned_rnnt.train.engine.log import progress_bar, read_metrics
+from pruned_rnnt.train.engine.report import progress_line, step_line
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.tiny_corpus import tiny_experiment
 from tests.train.run_files import checkpoint_of, killed_at, losses_of
@@ -268,7 +269,7 @@ def test_progress_bar_fits_into_a_small_terminal() -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80)
     status = "epoch 3 loss 1.5000 (ctc 1.0000, pruned 0.7500, simple 1.2500) lr 1.00e-03 last word"
-    with progress_bar(console, enabled=True) as progress:
+    with progress_bar(console) as progress:
         progress.add_task("training", total=100000, completed=12345, status=status)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert "12345/100000" in shown

@@ -105,6 +105,9 @@ def worker_deaths_deferred() -> Iterator[list[str]]:
         a list to which torch's messages about dead workers are appended.
     """
     reasons: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield reasons  # Python, and so torch, handles signals in the main thread only
+        return
     torch_handler = signal.getsignal(signal.SIGCHLD)
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
 
 if TYPE_CHECKING:
-    from pruned_rnnt.train.engine.step_report import StepReport
-    from pruned_rnnt.train.engine.task import Task, Utterance
+    from pruned_rnnt.train.engine.report import StepReport, Utterance
+from pruned_rnnt.train.engine.task import Task
 
 # Folder of a run with the reports.
 BAD_STEPS = "bad_steps"

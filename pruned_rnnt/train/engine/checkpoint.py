@@ -4,7 +4,7 @@ A checkpoint is one dictionary of tensors and plain values:
 
     format, version   kind of file, and version of its format
     config            the resolved configuration
-    vocab_size        size of the model's output
+    vocab_size        size of the model's output; None for a model of the user's own
     model, average    parameters, and their running average (None when switched off)
     optimiser, scaler, sampler, random   states for an exact continuation; `random` one per rank
     buffers           of the model, one set per rank; none if one process trains
@@ -67,7 +67,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             path,
             VERSION,
             parameters=("model", "average"),
-            optional="average",
+            optional=("average", "vocab_size"),
             needed=("counters",),
         )
         counters = values["counters"]

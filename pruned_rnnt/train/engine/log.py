@@ -5,31 +5,34 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import rich.progress
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pruned_rnnt.system.progress import bar_columns
+from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers
+from pruned_rnnt.train.engine.report import StepReport, averages, progress_line, step_line
 
 logger = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
 LOG_NAME = "train.log"
-# Suffix of the names of measures, whose means over utterances are logged.
-PER_UTTERANCE = "_per_utterance"
+_OWN = "own"
 
 
 class RunLog:
-    """Writes metrics.jsonl and shows metrics in other programs; a context manager.
+    """The log of a run while it trains; a context manager.
 
-    If MLflow or Weights & Biases fail, for instance because a server is down, a warning is logged
-    and the run goes on without them.
+    The first process writes metrics.jsonl, shows metrics in other programs and a progress bar; the
+    others only count their steps. If MLflow or Weights & Biases fail, for instance because a server
+    is down, a warning is logged and the run goes on without them.
 
     Args:
         folder: of the run.
@@ -38,6 +41,9 @@ class RunLog:
         redo: groups whose lines of this step are dropped, too, as they are written again.
         loggers: names of programs, see `loggers`.
         settings: nested configuration of the run, for these programs.
+        own: another logger, whose errors end the run.
+        steps: of the whole run.
+        console: shows the progress bar; None for no bar.
     """
 
     def __init__(
@@ -48,23 +54,74 @@ class RunLog:
         *,
         loggers: Sequence[str] = ("tensorboard",),
         settings: Mapping[str, Any] | None = None,
+        own: MetricLogger | None = None,
+        ranks: Ranks | None = None,
+        steps: int = 0,
+        console: Console | None = None,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        metrics = folder / METRICS_NAME
-        kept = [
-            line
-            for line in read_metrics(folder)
-            if line["step"] < step or (line["step"] == step and line["group"] not in redo)
-        ]
-        metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        self._metrics = metrics.open("a", encoding="utf-8")
-        opened = open_loggers(loggers, folder, step, settings or {})
-        self._loggers = dict(zip(loggers, opened, strict=True))
+        self.ranks = ranks or Ranks()
+        self.steps = steps
+        self._metrics: IO[str] | None = None
+        self._loggers: dict[str, MetricLogger] = {}
+        if self.ranks.is_first:
+            folder.mkdir(parents=True, exist_ok=True)
+            metrics = folder / METRICS_NAME
+            kept = [
+                line
+                for line in read_metrics(folder)
+                if line["step"] < step or (line["step"] == step and line["group"] not in redo)
+            ]
+            metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            self._metrics = metrics.open("a", encoding="utf-8")
+            opened = open_loggers(loggers, folder, step, settings or {})
+            self._loggers = dict(zip(loggers, opened, strict=True))
+            if own is not None:
+                self._loggers[_OWN] = own
+        self._progress = progress_bar(console if self.ranks.is_first else None)
+        self._bar = self._progress.add_task("training", total=steps, completed=step, status="")
+        self._restart()
+
+    def _restart(self) -> None:
+        """Begin new averages."""
+        self._reports: list[StepReport] = []
+        self._started = time.perf_counter()
+        self._paused = 0.0
+
+    def add(self, report: StepReport) -> None:
+        """Count a step; the averages leave skipped steps out."""
+        self._progress.advance(self._bar)
+        if not report.problem:
+            self._reports.append(report)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the time of the context (a validation) from the speeds."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - started
+
+    def averages(self) -> dict[str, float]:
+        """The `report.averages` of the steps since the last call; all processes must call."""
+        elapsed = max(time.perf_counter() - self._started - self._paused, 1e-9)
+        values = averages(self._reports, elapsed, self.ranks)
+        self._restart()
+        return values
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Log averages and further values of the training steps up to `step`."""
+        self.scalars("train", step, values)
+        status = progress_line(values)
+        self._progress.update(self._bar, status=status)
+        short = step_line(step, self.steps, values)
+        log_info(logger, short, f"step {step}/{self.steps} {status}")
 
     def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics.jsonl, and show each value as `group/name`."""
-        self._metrics.write(json.dumps({"group": group, "step": step, **values}) + "\n")
-        self._metrics.flush()
+        if self._metrics is not None:
+            self._metrics.write(json.dumps({"group": group, "step": step, **values}) + "\n")
+            self._metrics.flush()
         self._in_each(lambda each: each.scalars(group, step, values))
 
     def figure(self, name: str, step: int, figure: Any) -> None:
@@ -83,7 +140,7 @@ class RunLog:
             try:
                 call(each)
             except Exception as error:
-                if name == "tensorboard":
+                if name in ("tensorboard", _OWN):
                     raise
                 # Clients of servers have error types of their own.
                 del self._loggers[name]
@@ -97,10 +154,13 @@ class RunLog:
                 )
 
     def __enter__(self) -> RunLog:
+        self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._metrics.close()
+        self._progress.stop()
+        if self._metrics is not None:
+            self._metrics.close()
         self._in_each(lambda each: each.close(failed=kind is not None))
 
 
@@ -166,54 +226,6 @@ def _are_metrics(line: Mapping[str, Any]) -> bool:
     return isinstance(line.get("group"), str) and all(isinstance(v, int | float) for v in numbers)
 
 
-def step_line(step: int, steps: int, values: Mapping[str, float]) -> str:
-    """Loss, learning rate, speed and time left, for a log of 80 columns."""
-    parts = [f"step {step}/{steps}"]
-    if "total_per_frame" in values:
-        parts.append(f"loss {values['total_per_frame']:.4f}")
-    parts.append(f"lr {values['learning_rate']:.1e}")
-    parts.append(f"{values['steps_per_second']:.3g} steps/s")
-    parts.append(f"{_time_left(steps - step, values['steps_per_second'])} left")
-    if values["bad_steps"]:
-        parts.append(f"{int(values['bad_steps'])} skipped")
-    return " ".join(parts)
-
-
-def _time_left(steps: int, steps_per_second: float) -> str:
-    """Time for the steps, validations not counted: h:mm:ss, or days and hours."""
-    if steps_per_second <= 0:
-        return "?"
-    minutes, seconds = divmod(round(steps / steps_per_second), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, rest = divmod(hours, 24)
-    return f"{days}d {rest}h" if days >= 2 else f"{hours}:{minutes:02d}:{seconds:02d}"
-
-
-def progress_line(values: Mapping[str, float]) -> str:
-    """All values of the group `train`, for the progress bar and train.log."""
-    parts = [f"epoch {int(values['epoch'])}"]
-    losses = _ending_in("_per_frame", values)
-    if "total" in losses:
-        parts.append(f"loss {losses.pop('total'):.4f}")
-    if losses:
-        parts.append("(" + ", ".join(f"{name} {value:.4f}" for name, value in losses.items()) + ")")
-    parts += [f"{name} {v:.3f}" for name, v in _ending_in(PER_UTTERANCE, values).items()]
-    parts.append(f"lr {values['learning_rate']:.2e}")
-    parts.append(f"{values['steps_per_second']:.2f} steps/s")
-    parts.append(f"{values['utterances_per_second']:.1f} utt/s")
-    parts.append(f"{values['audio_hours_per_second']:.3f} h/s")
-    if "gpu_memory_gib" in values:
-        parts.append(f"GPU {values['gpu_memory_gib']:.1f} GiB")
-    if values["bad_steps"]:
-        parts.append(f"{int(values['bad_steps'])} skipped")
-    return " ".join(parts)
-
-
-def _ending_in(suffix: str, values: Mapping[str, float]) -> dict[str, float]:
-    """The values whose names have this suffix, by the names without it."""
-    return {name.removesuffix(suffix): v for name, v in values.items() if name.endswith(suffix)}
-
-
 class _BarAndStatus(rich.progress.Progress):
     """Shows the `status` fields of tasks below the bars, as one line has no room for both."""
 
@@ -223,11 +235,11 @@ class _BarAndStatus(rich.progress.Progress):
             yield Text(task.fields["status"])
 
 
-def progress_bar(console: Console, *, enabled: bool) -> rich.progress.Progress:
+def progress_bar(console: Console | None) -> rich.progress.Progress:
     """Steps done, time left, and a `status` field; shown on a terminal only."""
     return _BarAndStatus(
         *bar_columns(),
         console=console,
         expand=True,
-        disable=not (enabled and console.is_terminal),
+        disable=console is None or not console.is_terminal,
     )

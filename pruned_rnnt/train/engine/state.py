@@ -265,7 +265,7 @@ class TrainingState:
         except ValueError as error:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run with another optimiser than this "
-                f"{self.config.optimiser.name}, which cannot continue it: choose another "
+                f"{type(self.optimiser).__name__}, which cannot continue it: choose another "
                 f"train.folder ({error})"
             ) from error
 

@@ -5,13 +5,13 @@ The engine (trainer, steps, checkpoints, logs) is the same for all tasks.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
+
+from pruned_rnnt.train.engine.report import BatchSize, Utterance
 
 if TYPE_CHECKING:
     from pruned_rnnt.train.engine.log import RunLog
@@ -59,41 +59,6 @@ class Loader(Protocol):
     def state_dict(self, consumed_batches: int) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
     def agree_without_fetching(self, batches: int) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSize:
-    """Amount of data in one or more batches.
-
-    frames: encoder frames, or the unit by which the task normalises its loss.
-    symbols: symbols of the references.
-    """
-
-    utterances: int
-    frames: int
-    symbols: int
-    audio_seconds: float
-
-
-def total_size(sizes: Iterable[BatchSize]) -> BatchSize:
-    """The sum of the sizes of several batches."""
-    several = list(sizes)
-    return BatchSize(
-        utterances=sum(size.utterances for size in several),
-        frames=sum(size.frames for size in several),
-        symbols=sum(size.symbols for size in several),
-        audio_seconds=sum(size.audio_seconds for size in several),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Utterance:
-    """An utterance of a batch in a report about it; loss: NaN if unknown."""
-
-    id: str
-    frames: int
-    symbols: int
-    loss: float = math.nan
 
 
 class Task(Protocol):

@@ -1,17 +1,23 @@
-"""The settings of the section `train`: the training loop, and the device that it selects."""
+"""The settings of the section `train`: the training loop, and the device that it selects.
+
+The command line imports it without torch.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from pruned_rnnt.config.checks import check_at_least, check_fractions
 from pruned_rnnt.train.engine.loggers import LOGGERS
 
+if TYPE_CHECKING:
+    import torch
+
 # The configuration in the folder of a run.
 CONFIG_NAME = "config.yaml"
+# Number of checkpoints that `pruned-rnnt average` without --last and decode.checkpoint=average use.
+AVERAGED_CHECKPOINTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +74,7 @@ class TrainConfig:
     validate_every: int = 0
     save_every: int = 0
     picture_every: int = 0
-    keep_last: int = 3
+    keep_last: int = AVERAGED_CHECKPOINTS
     keep_best: int = 1
     early_stopping_patience: int = 0
     max_bad_steps: int = 10
@@ -91,6 +97,8 @@ def pick_device(config: TrainConfig, local_rank: int = 0) -> torch.device:
     Raises:
         ValueError: the device is `cuda` and there is none.
     """
+    import torch
+
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("train.device is 'cuda', but torch sees no CUDA device")
     if config.device != "cpu" and torch.cuda.is_available():

@@ -19,21 +19,19 @@ from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.average import RunningAverage
-from pruned_rnnt.train.engine.bad_steps import TrainingStopped
-from pruned_rnnt.train.engine.batch_groups import BatchGroups, stopped_without_worker
+from pruned_rnnt.train.engine.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.train.engine.log import log_file
-from pruned_rnnt.train.engine.loggers import require_loggers
+from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, stopped_without_worker
+from pruned_rnnt.train.engine.log import RunLog, log_file
+from pruned_rnnt.train.engine.loggers import MetricLogger, require_loggers
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
 from pruned_rnnt.train.engine.random_state import seed_everything
-from pruned_rnnt.train.engine.run_versions import add_version
+from pruned_rnnt.train.engine.run_files import add_version
 from pruned_rnnt.train.engine.state import TrainingState
-from pruned_rnnt.train.engine.step_recorder import StepRecorder
-from pruned_rnnt.train.engine.stop_signals import StopSignals
+from pruned_rnnt.train.engine.step import Step, Stepper
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_config import CONFIG_NAME, pick_device
-from pruned_rnnt.train.engine.train_step import Stepper
-from pruned_rnnt.train.engine.training_log import TrainingLog
 from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.optim.schedule import learning_rate_scale
 
@@ -51,6 +49,8 @@ class Trainer:
         console: shows the progress bar.
         allow_changes: continue although the configuration differs from that of the checkpoint.
         make_task: builds the task from the configuration, the ranks and the device.
+        optimiser: of the task's parameters; None for the configured one.
+        own_log: another logger of the run.
 
     Raises:
         ConfigError: the run's folder holds checkpoints of another configuration.
@@ -66,10 +66,13 @@ class Trainer:
         *,
         allow_changes: bool = False,
         make_task: Callable[[Any, Ranks, torch.device], Task],
+        optimiser: torch.optim.Optimizer | None = None,
+        own_log: MetricLogger | None = None,
     ) -> None:
         self.config = config
         self.folder = Path(config.train.folder)
         require_loggers(config.train.loggers)
+        self._own_log = own_log
         self.ranks = ranks or Ranks()
         self.console = console or Console()
         if config.train.threads > 0:
@@ -83,8 +86,9 @@ class Trainer:
         self.task.check_files(self.folder)
         self.model = self.task.model
         seed_everything(config.train.seed + self.ranks.rank)
-        groups = self.task.parameter_groups()
-        self.optimiser = build_optimiser(self.model, config.optimiser, groups)
+        self.optimiser = optimiser or build_optimiser(
+            self.model, config.optimiser, self.task.parameter_groups()
+        )
         self.stepper = Stepper(
             self.task,
             self.optimiser,
@@ -107,16 +111,10 @@ class Trainer:
             self.folder / "checkpoints", config.train.keep_last, config.train.keep_best
         )
         self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
-        self.log = TrainingLog(
-            config.train.steps,
-            self.ranks,
-            self.console,
-            loggers=config.train.loggers,
-            settings=to_dict(config),
-        )
         self.stop_signals = StopSignals(show_note=self.ranks.is_first)
-        self.recorder = StepRecorder(self.state, self.checkpoints, self.log)
         self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
+        # The newest step, until its result is recorded.
+        self._unrecorded: Step | None = None
 
     def run(self) -> Outcome:
         """Train until `train.steps`, or until validations no longer improve for as long as
@@ -133,7 +131,7 @@ class Trainer:
                 return self._train(stack)
             except WorkerDiedError as error:
                 if self.ranks.world_size == 1:
-                    self.recorder.record_last()
+                    self._record()
                     self.state.save(self.checkpoints, score=None)
                 reason = self.groups.reason(error)
                 raise stopped_without_worker(self.state.counters.step, reason) from error
@@ -146,19 +144,16 @@ class Trainer:
             for batches in self._steps_of_epoch(stack):
                 self._set_learning_rate()
                 stop = self.stop_signals.received is not None or bool(self.groups.lost_worker)
-                step = self.stepper(
-                    batches,
-                    counters.step,
-                    stop_requested=stop,
-                    before_update=self.recorder.record_last,
+                self._unrecorded = step = self.stepper(
+                    batches, counters.step, stop_requested=stop, before_update=self._record
                 )
-                self.recorder.add(step, batches)
+                counters.step += 1
                 at_end = counters.step >= config.steps
-                if step.stop_requested or at_end or self._anything_due():
-                    self.recorder.record_last()
+                if step.is_finished or step.stop_requested or at_end or self._anything_due():
+                    self._record()
                 if self._due(config.log_every):
                     self.state.stop_if_diverged(self.checkpoints)
-                    self.log.write(counters, self.stepper)
+                    self._write_log()
                 counters.validation_due = at_end or self._due(config.validate_every)
                 if step.stop_requested:
                     return self._stop()
@@ -172,7 +167,7 @@ class Trainer:
                 if at_end or self._stops_early():
                     break
             else:
-                self.recorder.record_last()
+                self._record()
                 self._end_epoch()
         if counters.step < config.steps and self.ranks.is_first:
             logger.info(
@@ -182,6 +177,54 @@ class Trainer:
                 counters.validations_since_best,
             )
         return "finished"
+
+    def _record(self) -> None:
+        """Record the newest step, if it is not recorded yet; waits for its result.
+
+        Log it, and average the parameters if it was good. It must be called before the next update,
+        and before anything that depends on the result of the step: checkpoints, validations, logs.
+
+        Raises:
+            TrainingStopped: too many consecutive steps were skipped, or training has diverged.
+        """
+        if self._unrecorded is None:
+            return
+        step, self._unrecorded = self._unrecorded, None
+        report, counters = step.report(), self.state.counters
+        self.log.add(report)
+        if not report.problem:
+            counters.consecutive_bad_steps = 0
+            if self.average is not None:
+                self.average.update()
+            return
+        counters.bad_steps += 1
+        counters.consecutive_bad_steps += 1
+        if not report.problem.startswith(OUT_OF_MEMORY):
+            # With broken parameters, the utterances are not the cause.
+            self.state.stop_if_diverged(self.checkpoints)
+        folder = self.folder / BAD_STEPS
+        shapes = [self.task.shapes(batch) for batch in step.batches]
+        dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
+        if counters.consecutive_bad_steps >= self.config.train.max_bad_steps:
+            raise TrainingStopped(
+                f"training stopped at step {counters.step}: {counters.consecutive_bad_steps} steps "
+                f"in a row were skipped, the last one because of: {report.problem}; see {folder}"
+            )
+
+    def _write_log(self) -> None:
+        """Log the averages since the last call; all processes must call."""
+        values = self.log.averages()
+        if not self.ranks.is_first:
+            return
+        counters, scaler = self.state.counters, self.stepper.scaler
+        values["learning_rate"] = float(self.optimiser.param_groups[0]["lr"])
+        values["epoch"] = counters.epoch
+        values["bad_steps"] = counters.bad_steps
+        if scaler.is_enabled():
+            values["grad_scale"] = float(scaler.get_scale())
+        if self.stepper.device.type == "cuda":
+            values["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+        self.log.write(counters.step, values)
 
     def _stops_early(self) -> bool:
         """Whether enough validations have passed without a better score."""
@@ -254,7 +297,8 @@ class Trainer:
 
     def _validate_and_save(self) -> None:
         with self._averaged():
-            score = self.task.validate(self.state.counters.step, self.log.run_log)
+            log = self.log if self.ranks.is_first else None
+            score = self.task.validate(self.state.counters.step, log)
         self.state.counters.validation_due = False
         if score is not None and not math.isfinite(score):
             score = None  # infinity and NaN cannot be compared
@@ -263,9 +307,9 @@ class Trainer:
         self.state.save(self.checkpoints, score=score)
 
     def _show(self) -> None:
-        if self.log.run_log is not None:
+        if self.ranks.is_first:
             with self._averaged():
-                self.task.show(self.state.counters.step, self.log.run_log)
+                self.task.show(self.state.counters.step, self.log)
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -286,7 +330,19 @@ class Trainer:
             (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
             add_version(self.folder, step)
             self.task.save_files(self.folder)
-        self.log.open(stack, self.folder, self.state.counters)
+        self.log = stack.enter_context(
+            RunLog(
+                self.folder,
+                step,
+                ("valid",) if self.state.counters.validation_due else (),
+                loggers=self.config.train.loggers,
+                settings=to_dict(self.config),
+                own=self._own_log,
+                ranks=self.ranks,
+                steps=self.config.train.steps,
+                console=self.console,
+            )
+        )
         logger.info(
             "%s at step %d of %d: %.2f M parameters, %s, processes: %d",
             "continuing" if step else "starting",

@@ -23,8 +23,8 @@ from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, peak, release_memory, reset_peak
 from pruned_rnnt.train.engine.random_state import seed_everything
+from pruned_rnnt.train.engine.step import Stepper
 from pruned_rnnt.train.engine.train_config import pick_device
-from pruned_rnnt.train.engine.train_step import Stepper
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.tasks.speech_task import SpeechTask

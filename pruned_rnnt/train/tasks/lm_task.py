@@ -31,8 +31,8 @@ from pruned_rnnt.train.engine.checkpoint import CheckpointError, load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog
 from pruned_rnnt.train.engine.memory import out_of_memory_in
-from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
-from pruned_rnnt.train.engine.task import BatchSize, Utterance
+from pruned_rnnt.train.engine.report import BatchSize, Utterance
+from pruned_rnnt.train.engine.run_files import check_tokens, save_tokens
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup

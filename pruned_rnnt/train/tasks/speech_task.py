@@ -30,8 +30,8 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, log_info
-from pruned_rnnt.train.engine.run_tokens import check_tokens, save_tokens
-from pruned_rnnt.train.engine.task import BatchSize, Utterance
+from pruned_rnnt.train.engine.report import BatchSize, Utterance
+from pruned_rnnt.train.engine.run_files import check_tokens, save_tokens
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig

@@ -1,13 +1,22 @@
-"""The tokens of a run: those of the data that it started with, which its checkpoints need."""
+"""Files of a run beside its checkpoints: its tokens, and the versions of the code that trained it.
+
+RUN/tokens/           the tokens of the data that the run started with, which its checkpoints need
+RUN/versions.jsonl    a line for each start of the training
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import torch
+
 from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
-_FOLDER = "tokens"
+_TOKENS = "tokens"
+_VERSIONS = "versions.jsonl"
 
 
 def check_tokens(tokenizer: Tokenizer, run: Path, data: str) -> None:
@@ -40,14 +49,39 @@ def run_tokenizer(run: Path) -> Tokenizer:
         FileNotFoundError: it has none.
         ValueError: they are damaged.
     """
-    return Tokenizer.load(run / _FOLDER)
+    return Tokenizer.load(run / _TOKENS)
 
 
 def save_tokens(tokenizer: Tokenizer, run: Path) -> None:
     """Save the tokens to a run that has none; those of a run are never overwritten."""
     if not _has_tokens(run):
-        tokenizer.save(run / _FOLDER)
+        tokenizer.save(run / _TOKENS)
 
 
 def _has_tokens(run: Path) -> bool:
-    return (run / _FOLDER / "tokens.model").exists()
+    return (run / _TOKENS / "tokens.model").exists()
+
+
+def add_version(folder: Path, step: int) -> None:
+    """Append the code that trains from `step` on."""
+    code = code_version()
+    line = {
+        "step": step,
+        "version": code.version,
+        "commit": code.commit,
+        "torch": str(torch.__version__),
+    }
+    with (folder / _VERSIONS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def versions(folder: Path) -> list[dict[str, str | int]]:
+    """The lines in order; none for a run that has no such file, or a damaged one."""
+    path = folder / _VERSIONS
+    if not path.is_file():
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+    except (ValueError, RecursionError):
+        return []
