@@ -1,0 +1,358 @@
+"""The trainer of the user's own objects: right, continued exactly, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from pruned_rnnt.config import ConfigError
+from pruned_rnnt.train import (
+    BatchSize,
+    OptimiserConfig,
+    ScheduleConfig,
+    TrainConfig,
+    Trainer,
+    load_checkpoint,
+)
+from tests.train.run_files import checkpoint_of
+
+CONSTANT = ScheduleConfig(kind="constant", warm_up_steps=0)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(3, width), nn.Dropout(0.2), nn.ReLU(), nn.Linear(width, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found
+
+
+def new_net(width: int = 8) -> Net:
+    torch.manual_seed(3)
+    return Net(width)
+
+
+def pairs() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(20, 3, generator=generator)
+    return TensorDataset(x, x.sum(dim=1, keepdim=True))
+
+
+def loss(model: Net, batch: list[Tensor], step: int) -> Tensor:
+    return ((model(batch[0]) - batch[1]) ** 2).squeeze(1)
+
+
+def size(batch: list[Tensor]) -> BatchSize:
+    return BatchSize(utterances=len(batch[0]), frames=len(batch[0]))
+
+
+def trainer(folder: Path, steps: int = 7, **options: Any) -> Trainer:
+    model = options.pop("model", None) or new_net()
+    settings: dict[str, Any] = {
+        "folder": str(folder), "steps": steps, "save_every": 2, "log_every": 1, "keep_last": 9,
+        "average_decay": 0.9, **options.pop("settings", {}),
+    }  # fmt: skip
+    arguments: dict[str, Any] = {
+        "model": model,
+        "batches": DataLoader(pairs(), batch_size=3, shuffle=True),
+        "loss": loss,
+        "size": size,
+        "settings": TrainConfig(**settings),
+        **options,
+    }
+    return Trainer(**arguments)
+
+
+class Died(Exception):
+    pass
+
+
+def dies_at(step: int) -> Callable[[str, int, Mapping[str, float]], None]:
+    def log(group: str, now: int, values: Mapping[str, float]) -> None:
+        if now == step:
+            raise Died
+
+    return log
+
+
+class Shuffled:
+    """Batches in an order of Python's generator, with noise of numpy's and torch's."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        import numpy as np
+
+        for index in random.sample(range(6), 6):
+            x = torch.randn(4, 3) + float(np.random.rand()) + index  # noqa: NPY002
+            yield [x, x.sum(dim=1, keepdim=True)]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+@pytest.mark.parametrize(
+    "kind", ["loader", "own optimiser", "own batches", "accumulated", "scaled"]
+)
+def test_run_continues_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    """After a death in step 5; the checkpoint of step 4 is in the middle of an epoch."""
+
+    def options() -> dict[str, Any]:
+        model = new_net()
+        more: dict[str, Any] = {"model": model}
+        if kind == "own optimiser":
+            more |= {"optimiser": sgd(model), "clip_norm": 1.0}
+        if kind == "own batches":
+            more |= {"batches": Shuffled(), "settings": {"seed": 5}}
+        if kind == "accumulated":
+            more |= {"settings": {"accumulate": 2}}
+        if kind == "scaled":
+            more |= {"optimiser": OptimiserConfig(name="scaled_adam", learning_rate=0.045)}
+        return more
+
+    steps = 10
+    straight = trainer(tmp_path / "straight", steps, **options())
+    assert straight.run() == "finished"
+    with pytest.raises(Died):
+        trainer(tmp_path / "resumed", steps, log=dies_at(5), **options()).run()
+    resumed = trainer(tmp_path / "resumed", steps, **options())
+    assert resumed.step == 4
+    random.seed(99)
+    torch.manual_seed(99)
+    assert resumed.run() == "finished"
+    assert resumed.step == steps
+    one, other = (checkpoint_of(tmp_path / name, steps) for name in ("straight", "resumed"))
+    assert one == other
+    lines = [
+        (tmp_path / n / "metrics.jsonl").read_text().splitlines() for n in ("straight", "resumed")
+    ]
+    losses = [[json.loads(line)["total_per_frame"] for line in each] for each in lines]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == steps
+
+
+def test_loss_and_learning_rate_are_those_of_plain_torch(tmp_path: Path) -> None:
+    """Without dropout, average and schedule, the steps are those of a hand-written loop."""
+    batches = [[x, x.sum(dim=1, keepdim=True)] for x in torch.randn(4, 5, 3).unbind()]
+    ours, theirs = new_net().double().eval(), new_net().double().eval()
+    batches = [[each.double() for each in batch] for batch in batches]
+    ours.train = lambda mode=True: ours  # type: ignore[method-assign,assignment]
+    optimiser = torch.optim.SGD(
+        [
+            {"params": ours.layers[0].parameters(), "lr": 0.1},
+            {"params": ours.layers[3].parameters(), "lr": 0.02},
+        ]
+    )
+    trainer(tmp_path, 4, model=ours, batches=batches, optimiser=optimiser, schedule=CONSTANT).run()
+    plain = torch.optim.SGD(
+        [
+            {"params": theirs.layers[0].parameters(), "lr": 0.1},
+            {"params": theirs.layers[3].parameters(), "lr": 0.02},
+        ]
+    )
+    for batch in batches:
+        plain.zero_grad()
+        loss(theirs, batch, 0).mean().backward()
+        plain.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_metrics_scores_and_checkpoints(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, dict[str, float]]] = []
+    modes: list[bool] = []
+
+    def validate(model: Net) -> float:
+        modes.append(model.training or torch.is_grad_enabled())
+        return [0.5, 0.2, 0.7][len(modes) - 1]
+
+    run = trainer(
+        tmp_path, 6, validate=validate, settings={"validate_every": 2, "keep_last": 1},
+        loss=lambda *all: {"total": loss(*all), "one": torch.ones(len(all[1][0]))},
+        log=lambda group, step, values: seen.append((group, step, dict(values))),
+    )  # fmt: skip
+    assert run.run() == "finished"
+    assert modes == [False] * 3
+    assert [(step, values) for group, step, values in seen if group == "valid"] == [
+        (2, {"score": 0.5}), (4, {"score": 0.2}), (6, {"score": 0.7})
+    ]  # fmt: skip
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert written == [{"group": group, "step": step, **values} for group, step, values in seen]
+    train = [values for group, _, values in seen if group == "train"]
+    assert all(values["one_per_frame"] == 1 for values in train)
+    assert not any(name.endswith("per_symbol") for values in train for name in values)
+    best = run.checkpoints.best()
+    assert best == tmp_path / "checkpoints/step-00000004.pt"
+    saved = load_checkpoint(best)
+    assert saved["score"] == 0.2
+    assert saved["average"].keys() == run.model.state_dict().keys()
+    newest = {name: value.clone() for name, value in run.model.state_dict().items()}
+    with run.averaged():
+        assert any(not torch.equal(v, newest[n]) for n, v in run.model.state_dict().items())
+    assert all(torch.equal(v, newest[n]) for n, v in run.model.state_dict().items())
+    with pytest.raises(RuntimeError, match="this Trainer has run"):
+        run.run()
+
+
+def test_skipped_steps_name_the_utterances(tmp_path: Path) -> None:
+    def broken(model: Net, batch: list[Tensor], step: int) -> Tensor:
+        factor = torch.ones(len(batch[0]))
+        factor[1] = float("nan") if step == 2 else 1.0
+        return loss(model, batch, step) * factor
+
+    for folder, ids, name in (("named", lambda batch: ["a", "b", "c"], "b"), ("plain", None, "1")):
+        trainer(tmp_path / folder, 4, loss=broken, ids=ids).run()
+        (path,) = (tmp_path / folder / "bad_steps").iterdir()
+        report = json.loads(path.read_text())
+        assert report["problem"] == "infinite or NaN loss"
+        assert [each["id"] for each in report["utterances"]] == [name]
+        assert report["batches"][0]["utterances"] == 3
+
+
+def test_changed_batches_are_refused(tmp_path: Path) -> None:
+    """A generator of its own is ahead, or behind, after an interruption."""
+
+    def options() -> dict[str, Any]:
+        generator = torch.Generator().manual_seed(int(torch.randint(1000, ())))
+        loader = DataLoader(pairs(), batch_size=3, shuffle=True, generator=generator)
+        return {"batches": loader, "model": new_net()}
+
+    torch.manual_seed(1)
+    with pytest.raises(Died):
+        trainer(tmp_path, log=dies_at(5), **options()).run()
+    torch.manual_seed(2)
+    with pytest.raises(ValueError, match=r"batch 4 of epoch 0 differs .* allow_changes=True"):
+        trainer(tmp_path, **options()).run()
+    shorter = {**options(), "batches": [next(iter(options()["batches"]))]}
+    with pytest.raises(ValueError, match="batch 4 of epoch 0 differs"):
+        trainer(tmp_path, **shorter).run()
+    assert trainer(tmp_path, allow_changes=True, **options()).run() == "finished"
+
+
+def test_other_settings_model_and_optimiser_are_refused(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    with pytest.raises(ConfigError, match=r"train\.seed"):
+        trainer(tmp_path, settings={"seed": 3})
+    with pytest.raises(ConfigError, match="another model"):
+        trainer(tmp_path, model=new_net(9))
+    model = new_net()
+    with pytest.raises(ConfigError, match="own_optimiser"):
+        trainer(tmp_path, model=model, optimiser=sgd(model))
+
+
+class WithState(Net):
+    def get_extra_state(self) -> Any:
+        return {"words": ["a"]}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def with_frozen() -> dict[str, Any]:
+    model = new_net()
+    return {"model": model, "optimiser": torch.optim.SGD(model.layers[0].parameters(), lr=0.1)}
+
+
+def all_frozen() -> dict[str, Any]:
+    return {"model": new_net().requires_grad_(False)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": len}, "model is of type builtin_function_or_method, needs Module"),
+        ({"batches": 3}, "batches is of type int, needs Iterable"),
+        ({"batches": iter([])}, "batches is a list_iterator, which can be read only once"),
+        ({"loss": 3}, "loss is of type int, needs a function"),
+        ({"size": None}, "size is of type NoneType, needs a function"),
+        ({"log": 1}, "log is of type int, needs a function"),
+        ({"validate": "wer"}, "validate is of type str, needs a function"),
+        ({"optimiser": "adam"}, "optimiser is of type str"),
+        ({"schedule": 1.0}, "schedule is of type float"),
+        ({"clip_norm": 1.0}, "clip_norm is 1.0, which is for an optimiser of your own"),
+        ({"settings": {"device": "cpu"}}, "settings.device is 'cpu', which is for the commands"),
+        ({"settings": {"init": "a.pt"}}, "settings.init is 'a.pt'"),
+        ({"settings": {"validate_every": 3}}, "settings.validate_every is 3, which needs"),
+        ({"model": WithState()}, "model.state_dict.. has '_extra_state' of type dict"),
+        (with_frozen(), "optimiser does not train 2 parameters of model, such as layers.3.weight"),
+        ({"optimiser": sgd(new_net())}, "optimiser does not train 4 parameters"),
+        (all_frozen(), "model has no parameter that requires a gradient"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        trainer(tmp_path, **options)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": lambda *all: loss(*all).mean()}, r"loss returned \(\) for 'total', needs \(3,\)"),
+        ({"loss": lambda *all: loss(*all).detach()}, "do not depend on the model's parameters"),
+        ({"loss": lambda *all: 1.0}, "loss returned an object of type float, needs a tensor"),
+        ({"loss": lambda *all: {"a": loss(*all)}}, r"loss returned keys \['a'\]"),
+        ({"loss": lambda *all: {"total": loss(*all), "a": 1}}, "type int for 'a'"),
+        ({"size": len}, "size returned an object of type int, needs a BatchSize"),
+        ({"size": lambda batch: BatchSize(utterances=3, frames=0)}, "at least one utterance and"),
+        ({"size": lambda batch: BatchSize(utterances=4, frames=4)}, r"needs \(4,\)"),
+        ({"validate": lambda model: "good"}, "validate returned an object of type str"),
+    ],
+)
+def test_wrong_results_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        trainer(tmp_path, 2, **options).run()
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 2: this Trainer trains in one process"):
+        trainer(tmp_path)
+
+
+def test_commands_refuse_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pruned_rnnt.cli import main
+
+    trainer(tmp_path / "run", 2).run()
+    assert main(["decode", str(tmp_path / "run")]) != 0
+    assert "is a run of task 'own'" in capsys.readouterr().err
+
+
+def test_the_page_trains_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code blocks of the page, as a file that is run twice."""
+    page = Path(__file__).parents[2] / "docs/tutorials/train_in_python.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, "train_in_python.md", "exec"), names)
+    first = names["main"]()
+    lines = [
+        json.loads(line) for line in Path("exp/own_model/metrics.jsonl").read_text().splitlines()
+    ]
+    scores = [line["score"] for line in lines if line["group"] == "valid"]
+    assert scores[-1] < 0.5 * scores[0]
+    assert not names["best_model"](first.checkpoints).training
+    assert isinstance(names["sgd"](first.model), torch.optim.SGD)
+    for path in sorted(Path("exp/own_model/checkpoints").glob("*.pt"))[1:]:
+        path.unlink()
+    again = names["main"]()
+    one, other = first.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
