@@ -206,12 +206,18 @@ def decode_set(
     tokenizer: Tokenizer,
     config: DecodeConfig,
     language_model: LanguageModel | None = None,
+    *,
+    search: Search | None = None,
 ) -> DecodedSet:
-    """Decode every utterance of `batches`; other arguments and errors as for `build_search`."""
+    """Decode every utterance of `batches`; other arguments and errors as for `build_search`.
+
+    Args:
+        search: a search of your own instead of the configured one.
+    """
     utterances: list[Decoded] = []
     audio_seconds = search_seconds = 0.0
     model.eval()
-    search = build_search(model, config, tokenizer, language_model)
+    search = search or build_search(model, config, tokenizer, language_model)
     for batch in batches:
         started = time.perf_counter()
         encoded = encode_batch(model, batch, config.precision)

@@ -31,8 +31,8 @@ def choose_passes(config: DecodeConfig, model: SpeechModel) -> None:
 
 def choose_graphs(mode: str, model: SpeechModel) -> None:
     """Apply `decode.cuda_graphs` to a model."""
-    on_gpu = next(model.parameters()).is_cuda
-    wanted = mode == "auto" and on_gpu and not why_switched(GRAPHS, "cuda")
+    fits = next(model.parameters()).is_cuda and model.encoder.can_be_captured
+    wanted = mode == "auto" and fits and not why_switched(GRAPHS, "cuda")
     model.inference_graphs = InferenceGraphs() if wanted else None
 
 

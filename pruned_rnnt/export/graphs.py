@@ -18,6 +18,8 @@ float32, all integers int64. Models with durations have other ONNX files, see `t
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
+from pruned_rnnt.usage_errors import ExportError
 
 OPSET = 20
 # Range of T that torch.export assumes; ONNX files accept any length of at least one encoder frame.
@@ -164,19 +167,42 @@ def joiner(model: TransducerModel) -> Graph:
     )
 
 
+@contextmanager
+def _one_line_errors(graph: Graph) -> Iterator[None]:
+    """Raise ExportError if torch cannot export a graph, as may be with encoders of one's own."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        cause = error.__cause__ or error
+        reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+        raise ExportError(
+            f"torch cannot export the {graph.name} for any number of utterances and frames: "
+            f"{reason}"
+        ) from error
+
+
 def export_program(graph: Graph) -> torch.export.ExportedProgram:
-    """The graph as a `torch.export` program with the same inputs and dynamic axes."""
-    return torch.export.export(
-        graph.module.eval(),
-        graph.inputs,
-        dynamic_shapes=graph.dynamic_axes,
-        prefer_deferred_runtime_asserts_over_guards=True,
-    )
+    """The graph as a `torch.export` program with the same inputs and dynamic axes.
+
+    Raises:
+        ExportError: torch cannot export its modules.
+    """
+    with _one_line_errors(graph):
+        return torch.export.export(
+            graph.module.eval(),
+            graph.inputs,
+            dynamic_shapes=graph.dynamic_axes,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )
 
 
 def write_onnx(graph: Graph, path: Path) -> None:
-    """Write the graph as one ONNX file."""
-    with warnings.catch_warnings(), torch.inference_mode():
+    """Write the graph as one ONNX file.
+
+    Raises:
+        ExportError: torch cannot export its modules.
+    """
+    with warnings.catch_warnings(), torch.inference_mode(), _one_line_errors(graph):
         # The exporter warns about its own internals; what it cannot export raises an error.
         warnings.simplefilter("ignore")
         program = torch.onnx.export(

@@ -109,6 +109,7 @@ class Conformer(Encoder):
 
     config: ConformerConfig
     receptive_field = RECEPTIVE_FIELD
+    can_be_captured = True
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__(config, chunking=(config.chunk_size, config.left_chunks))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class EncoderConfig:
     """Settings that all encoders have.
 
-    kind: conformer or zipformer.
+    kind: conformer, zipformer, or the name of an encoder that `register_encoder` has added.
     num_mel_bins: mel bins of the features; `pruned-rnnt prepare` computes 80.
     causal: the encoder uses future frames only within a chunk, and can transcribe live audio.
     """
@@ -33,7 +33,7 @@ class EncoderConfig:
 
     @property
     def stream_sizes(self) -> tuple[int, int]:
-        """Default chunk and left context of a stream, in encoder frames."""
+        """Default chunk and left context of a stream of a causal encoder, in encoder frames."""
         raise NotImplementedError
 
 
@@ -49,11 +49,14 @@ class Encoder(nn.Module):
         output_dim: E.
         chunking: chunk and left context of a causal encoder in evaluation mode, in its own units.
         clock: evaluates the encoder's training schedules; None for an encoder without any.
+        can_be_captured: passes of one shape always launch the same kernels, and never wait for the
+            device, so that they can run as CUDA graphs.
     """
 
     config: EncoderConfig
     receptive_field: int
     clock: Clock | None = None
+    can_be_captured = False
 
     def __init__(self, config: EncoderConfig, chunking: tuple[Any, Any]) -> None:
         super().__init__()

@@ -288,6 +288,8 @@ class _Replay(torch.autograd.Function):
 
 def graph_obstacle(encoder: Encoder) -> str:
     """The reason why the encoder's passes cannot be captured; empty if they can."""
+    if not encoder.can_be_captured:
+        return f"{type(encoder).__name__}.can_be_captured is False"
     parameters = [p for p in encoder.parameters() if p.requires_grad]
     if not parameters:
         return "no parameter of the encoder is trained"

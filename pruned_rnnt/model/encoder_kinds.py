@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,14 +17,46 @@ from pruned_rnnt.model.zipformer.zipformer import Zipformer
 class _EncoderKind(NamedTuple):
     config: type[EncoderConfig]
     module: Callable[[Any], Encoder]
-    stream: Callable[[Any, int, int], StreamingEncoder]
+    stream: Callable[[Any, int, int], StreamingEncoder] | None
 
 
 _ENCODERS = {
     "conformer": _EncoderKind(ConformerConfig, Conformer, StreamingConformer),
     "zipformer": _EncoderKind(ZipformerConfig, Zipformer, StreamingZipformer),
 }
+_BUILT_IN = frozenset(_ENCODERS)
 ENCODER_CONFIGS = {name: kind.config for name, kind in _ENCODERS.items()}
+
+
+def register_encoder(
+    config: type[EncoderConfig],
+    module: Callable[[Any], Encoder],
+    stream: Callable[[Any, int, int], StreamingEncoder] | None = None,
+) -> None:
+    """Add an encoder of your own, which `model.encoder.kind` can then name; see docs/extend.md.
+
+    Args:
+        config: a frozen dataclass with the settings; the default of its field `kind` is the name.
+        module: makes the encoder from its settings.
+        stream: makes a streaming encoder from an encoder, a chunk and its left context in encoder
+            frames; None if it cannot stream.
+
+    Raises:
+        TypeError: `config` is not a dataclass that is derived from EncoderConfig.
+        ValueError: `kind` has no default, or is that of an encoder of this package.
+    """
+    is_class = isinstance(config, type) and issubclass(config, EncoderConfig)
+    if not is_class or not dataclasses.is_dataclass(config):
+        raise TypeError(f"config is {config!r}, needs a dataclass derived from EncoderConfig")
+    name = next(field.default for field in dataclasses.fields(config) if field.name == "kind")
+    if not isinstance(name, str):
+        raise ValueError(f"{config.__name__}.kind has no default, needs the name of the encoder")
+    if name in _BUILT_IN:
+        raise ValueError(
+            f"{config.__name__}.kind is {name!r}, an encoder of this package; needs another name"
+        )
+    _ENCODERS[name] = _EncoderKind(config, module, stream)
+    ENCODER_CONFIGS[name] = config
 
 
 def build_encoder(config: EncoderConfig) -> Encoder:
@@ -41,4 +74,10 @@ def stream_encoder(encoder: Encoder, chunk: int, left: int) -> StreamingEncoder:
     Raises:
         ValueError: the encoder is not causal, or does not support these sizes.
     """
-    return _ENCODERS[encoder.config.kind].stream(encoder, chunk, left)
+    encoder.check_causal()
+    stream = _ENCODERS[encoder.config.kind].stream
+    if stream is None:
+        raise ValueError(
+            f"the encoder {encoder.config.kind!r} cannot stream: register_encoder got no `stream`"
+        )
+    return stream(encoder, chunk, left)

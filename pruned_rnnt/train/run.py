@@ -146,6 +146,7 @@ def set_chunks(model: SpeechModel, config: DecodeConfig) -> None:
     """Set chunk and left context of a causal encoder to decode.chunk and decode.left, if given."""
     if not (config.chunk or config.left):
         return
+    model.encoder.check_causal()
     trained_chunk, trained_left = model.encoder.config.stream_sizes
     chunk = config.chunk or trained_chunk
     # Rounded up to whole chunks.

@@ -57,6 +57,7 @@ class Zipformer(Encoder):
     config: ZipformerConfig
     clock: Clock
     receptive_field = RECEPTIVE_FIELD
+    can_be_captured = True
 
     def __init__(self, config: ZipformerConfig) -> None:
         super().__init__(config, chunking=(config.chunk_size, config.left_context))
