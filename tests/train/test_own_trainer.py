@@ -52,7 +52,8 @@ def pairs() -> TensorDataset:
 
 
 def loss(model: Net, batch: list[Tensor], step: int) -> Tensor:
-    return ((model(batch[0]) - batch[1]) ** 2).squeeze(1)
+    x, wanted = (each.to(next(model.parameters()).device) for each in batch)
+    return ((model(x) - wanted) ** 2).squeeze(1)
 
 
 def size(batch: list[Tensor]) -> BatchSize:
@@ -110,7 +111,15 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize(
-    "kind", ["loader", "own optimiser", "own batches", "accumulated", "scaled"]
+    "kind",
+    [
+        "loader",
+        "own optimiser",
+        "own batches",
+        "accumulated",
+        "scaled",
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
 )
 def test_run_continues_bit_for_bit(tmp_path: Path, kind: str) -> None:
     """After a death in step 5; the checkpoint of step 4 is in the middle of an epoch."""
@@ -124,6 +133,8 @@ def test_run_continues_bit_for_bit(tmp_path: Path, kind: str) -> None:
             more |= {"batches": Shuffled(), "settings": {"seed": 5}}
         if kind == "accumulated":
             more |= {"settings": {"accumulate": 2}}
+        if kind == "cuda":
+            model.to("cuda")
         if kind == "scaled":
             more |= {"optimiser": OptimiserConfig(name="scaled_adam", learning_rate=0.045)}
         return more
