@@ -33,7 +33,7 @@ from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
-from pruned_rnnt.usage_errors import ExportError
+from pruned_rnnt.system.usage_errors import ExportError
 
 OPSET = 20
 # Range of T that torch.export assumes; ONNX files accept any length of at least one encoder frame.

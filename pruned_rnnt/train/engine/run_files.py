@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from pruned_rnnt.config.load import ConfigError
-from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.system.code_version import code_version
 
 _TOKENS = "tokens"
 _VERSIONS = "versions.jsonl"
