@@ -37,13 +37,13 @@ from pruned_rnnt.transcribe.lost_speech import (
     marks,
     may_need_marks,
     part_to_retry,
-    speech_frames,
     stretches,
     with_retried,
     without_text,
 )
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import LostSpeech, Segment
+from pruned_rnnt.transcribe.speech_energy import speech_frames
 from pruned_rnnt.transcribe.transcription import DecodedSegment, RecordingPath
 
 logger = logging.getLogger(__name__)

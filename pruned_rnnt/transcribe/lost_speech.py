@@ -4,10 +4,10 @@ Transducers skip words without a sign, most often in audio unlike their training
 a segment has speech but no symbol for longer than words take, that part is decoded again by itself;
 if it has no text then, either, it is marked. Likewise text is marked where nothing is said.
 
-The evidence is the energy of the audio, not the model, so it holds for models of any kind. As in
-`speech_energy`, a frame is speech if it is well above the noise of its segment in any mel bins.
+The evidence is the energy of the audio (`speech_energy.speech_frames`), not the model, so it holds
+for models of any kind.
 
-Axes: N batch, T feature frames (10 ms), P pooled frames (50 ms), F mel bins.
+Axes: N batch, T feature frames (10 ms), F mel bins.
 """
 
 from __future__ import annotations
@@ -23,29 +23,16 @@ from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
-from pruned_rnnt.transcribe.silence import is_digital_silence
-from pruned_rnnt.transcribe.speech_energy import (
-    FRACTION,
-    LEAST_EXCESS,
-    MOST_EXCESS,
-    NOISE_QUANTILE,
-    POOL_FRAMES,
-    SMOOTHING_FRAMES,
-    SPEECH_QUANTILE,
-)
 
 # The symbol at a frame may belong to the speech of so many feature frames before and after it; the
 # last one before a pause to more, because words are longer there.
 _BEFORE, _AFTER, _AFTER_LAST = 50, 30, 70
 # Pauses up to this are part of the speech; shorter speech without symbols is no word.
-_SHORT_PAUSE, _LEAST = 20, 30
+_SHORT_PAUSE, LEAST_FRAMES = 20, 30
 # Symbols so far below the loudest one (13 dB) may be in silence.
 _FAR_BELOW = 3.0
 # Kept on both sides of a part that is decoded again.
 _CONTEXT = 28
-# Within a quarter of a second before and after, speech becomes louder and softer by as much (4 dB);
-# steady noise does not. It must not count as speech where other parts of a recording have none.
-_NEIGHBOURS, _LEAST_RANGE = 25, 0.5
 
 MarkKind = Literal["speech without text", "text without speech"]
 
@@ -82,75 +69,13 @@ def may_need_marks(loudest_T: Tensor, symbol_frames: Sequence[int]) -> bool:
         return True
     reached = 0
     for place in places:
-        if place - _BEFORE - reached >= _LEAST:
+        if place - _BEFORE - reached >= LEAST_FRAMES:
             return True
         reached = place + _AFTER
-    if frames - (places[-1] + _AFTER_LAST) >= _LEAST:
+    if frames - (places[-1] + _AFTER_LAST) >= LEAST_FRAMES:
         return True
     loud_U = loudest_T[places]
     return bool(loud_U.min() < loud_U.max() - _FAR_BELOW)
-
-
-def speech_frames(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
-    """(N, T) bool on the device: the frames of each utterance that are speech."""
-    frames = features_NTF.size(1)
-    real_NT = torch.arange(frames, device=features_NTF.device) < lengths_N[:, None]
-    weight_NT = real_NT.to(features_NTF.dtype)
-    in_use_NTF = features_NTF * weight_NT[:, :, None]
-    share_NP1 = _pooled(weight_NT[:, :, None])
-    pooled_NPF = _pooled(in_use_NTF) / share_NP1.clamp(min=1 / frames)
-    # Digital silence is no estimate of the noise: it comes from cutting and joining.
-    unused_NP = is_digital_silence(pooled_NPF.flatten(0, 1)).view(pooled_NPF.shape[:2])
-    unused_NP = unused_NP | (share_NP1[:, :, 0] == 0)
-    counts_N = (~unused_NP).sum(dim=1)
-    sorted_NPF = pooled_NPF.masked_fill(unused_NP[:, :, None], torch.inf).sort(dim=1).values
-    noise_N1F = _quantile(sorted_NPF, counts_N, NOISE_QUANTILE)
-    level_NP = _excess(pooled_NPF, noise_N1F)
-    sorted_NP1 = level_NP.masked_fill(unused_NP, torch.inf).sort(dim=1).values[:, :, None]
-    noise_N = _quantile(sorted_NP1, counts_N, NOISE_QUANTILE)[:, 0, 0]
-    speech_N = _quantile(sorted_NP1, counts_N, SPEECH_QUANTILE)[:, 0, 0]
-    margin_N = (FRACTION * (speech_N - noise_N)).clamp(LEAST_EXCESS, MOST_EXCESS)
-    level_NT = _smooth(_excess(in_use_NTF, noise_N1F) * weight_NT) / _smooth(weight_NT)
-    # Beyond the end, 0 / 0 is no speech.
-    is_loud_NT = (level_NT >= (noise_N + margin_N)[:, None]) & real_NT & (counts_N > 0)[:, None]
-    return is_loud_NT & (_range_nearby(level_NT, real_NT) >= _LEAST_RANGE)
-
-
-def _range_nearby(values_NT: Tensor, real_NT: Tensor) -> Tensor:
-    """(N, T): the largest minus the smallest value of the neighbours of each frame."""
-    width = 2 * _NEIGHBOURS + 1
-
-    def most(values_NT: Tensor) -> Tensor:
-        masked_NT = values_NT.masked_fill(~real_NT, -torch.inf)
-        return nn.functional.max_pool1d(masked_NT, width, stride=1, padding=_NEIGHBOURS)
-
-    return most(values_NT) + most(-values_NT)
-
-
-def _pooled(features_NTF: Tensor) -> Tensor:
-    """(N, T, F) -> (N, P, F)"""
-    pooled_NFP = nn.functional.avg_pool1d(
-        features_NTF.transpose(1, 2), POOL_FRAMES, ceil_mode=True, count_include_pad=False
-    )
-    return pooled_NFP.transpose(1, 2)
-
-
-def _smooth(values_NT: Tensor) -> Tensor:
-    width = 2 * SMOOTHING_FRAMES + 1
-    return nn.functional.avg_pool1d(values_NT, width, stride=1, padding=SMOOTHING_FRAMES)
-
-
-def _quantile(sorted_NPX: Tensor, counts_N: Tensor, fraction: float) -> Tensor:
-    """(N, 1, X), of the first counts_N along P."""
-    places_N = (fraction * (counts_N - 1).clamp(min=0)).round().long()
-    places_N1X = places_N[:, None, None].expand(-1, 1, sorted_NPX.size(2))
-    found_N1X = sorted_NPX.gather(1, places_N1X)
-    return found_N1X.masked_fill((counts_N == 0)[:, None, None], 0.0)
-
-
-def _excess(features_NTF: Tensor, noise_N1F: Tensor) -> Tensor:
-    """(N, T, F) -> (N, T): the root mean square of the excess over the noise."""
-    return (features_NTF - noise_N1F).clamp(min=0).square().mean(dim=2).sqrt()
 
 
 def stretches(is_speech_T: Tensor) -> list[Stretch]:
@@ -176,12 +101,12 @@ def without_text(speech: Sequence[Stretch], symbol_frames: Sequence[int]) -> lis
         for frame in symbol_frames:
             if _belongs(frame, Stretch(begin, end)):
                 place = frame * SUBSAMPLING_FACTOR
-                if place - _BEFORE - reached >= _LEAST:
+                if place - _BEFORE - reached >= LEAST_FRAMES:
                     found.append(Stretch(reached, place - _BEFORE))
                 reached = max(reached, place + _AFTER)
         if reached > begin:
             reached += _AFTER_LAST - _AFTER
-        if end - reached >= _LEAST:
+        if end - reached >= LEAST_FRAMES:
             found.append(Stretch(reached, end))
     return found
 
@@ -261,8 +186,13 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
 
 def marks(speech: Sequence[Stretch], symbol_frames: Sequence[int], begin: int) -> list[Mark]:
     """What is to be marked of a segment that begins at a feature frame of its recording."""
-    found = [(stretch, True) for stretch in without_text(speech, symbol_frames)]
-    found += [(stretch, False) for stretch in without_speech(speech, symbol_frames)]
+    gaps, alone = without_text(speech, symbol_frames), without_speech(speech, symbol_frames)
+    return as_marks(gaps, alone, begin)
+
+
+def as_marks(gaps: Sequence[Stretch], alone: Sequence[Stretch], begin: int = 0) -> list[Mark]:
+    """Marks of speech without text, and of text without speech, from a frame `begin` on."""
+    found = [(stretch, True) for stretch in gaps] + [(stretch, False) for stretch in alone]
     return [
         Mark(
             "speech without text" if is_speech else "text without speech",

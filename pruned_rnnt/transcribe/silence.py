@@ -11,6 +11,6 @@ from torch import Tensor
 _DIGITAL_SILENCE = -15.5
 
 
-def is_digital_silence(features_TF: Tensor) -> Tensor:
-    """(T, F) log-mel features -> (T,) bool, True for a frame whose samples are all zero."""
-    return features_TF.mean(dim=1) < _DIGITAL_SILENCE
+def is_digital_silence(features_XF: Tensor) -> Tensor:
+    """(..., F) log-mel features -> (...) bool, True for frames whose samples are all zero."""
+    return features_XF.mean(dim=-1) < _DIGITAL_SILENCE

@@ -1,18 +1,20 @@
-"""Finds speech by its energy above the noise, in a stream and in constant memory.
+"""Finds speech by its energy above the noise: in a batch of segments, or in a stream.
 
 A frame is speech unless one of two rules holds.
 
 1. It is close to the noise. The noise is estimated for each mel bin, so that hum in some bins
-   does not hide speech in others; the measure is the root mean square of the excess over the bins.
-2. It is far below the loudest speech, and so are its neighbours, and their energy is steady. This
-   rule finds pauses whose noise differs from that of the rest, as in recordings of several rooms.
-   The energy of speech is never that steady, not even far from the microphone.
+   does not hide speech in others; its level is the root mean square of the excess over the bins.
+2. The level is steady. This rule finds pauses whose noise differs from that of the rest, as in
+   recordings of several rooms. The level of speech is hardly ever steady, not even far from the
+   microphone.
 
-Axes: T feature frames (10 ms), P pooled frames (50 ms), F mel bins. All levels and energies are
-natural logarithms.
+Axes: N batch, T feature frames (10 ms), P pooled frames (50 ms), F mel bins. All levels and
+energies are natural logarithms.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,33 +26,53 @@ from pruned_rnnt.transcribe.silence import is_digital_silence
 # Frames are decided in steps of 2 s, from the 30 s before and the 3 s after them,
 # so that the result does not depend on the sizes of the pieces in which the features arrive.
 _STEP_FRAMES, _AHEAD_FRAMES, _CONTEXT_FRAMES = 200, 300, 200
-POOL_FRAMES = 5
-_MEMORY_POOLED = 30 * 100 // POOL_FRAMES
+_POOL_FRAMES = 5
+_MEMORY_POOLED = 30 * 100 // _POOL_FRAMES
 # The noise of a mel bin is its 10th percentile: pauses and closures are that common in any speech.
-NOISE_QUANTILE, SPEECH_QUANTILE = 0.1, 0.98
+_NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
 # A frame is close to the noise up to this fraction of the way from the noise to the speech, but at
 # least to 2 dB (0.5) and at most to 6.5 dB (1.5) above the noise: a quiet speaker is speech, too.
-FRACTION, LEAST_EXCESS, MOST_EXCESS = 0.25, 0.5, 1.5
-# In silence, the remembered level of speech decays: in a minute, the excess over the noise by a
-# sixth, and the energy by 1.3 dB.
-_DECAY, _FADE = 0.994, 0.01
-SMOOTHING_FRAMES = 3
-# Far below the loudest sound within 1.5 s on both sides, or the remembered speech: 13 dB (3.0).
-_DEPTH, _NEARBY_FRAMES = 3.0, 150
-# Steady: within 0.3 s on both sides, the median change in 50 ms is below 1.5 dB (0.35).
-_CHANGE, _CHANGE_FRAMES, _STEADY_FRAMES = 0.35, 5, 30
+_FRACTION, _LEAST_EXCESS, _MOST_EXCESS = 0.25, 0.5, 1.5
+# In silence, the remembered contrast between speech and noise decays: in a minute, by a sixth.
+_DECAY = 0.994
+_SMOOTHING_FRAMES = 3
+# In a stream, frames without speech may be left out, so a steady level is noise only if it is far
+# below the loudest one within 1.5 s on both sides, and the remembered one.
+_DEPTH, _NEARBY_FRAMES = 2.0, 150
+# Steady: within 0.3 s on both sides, most changes in 50 ms are below this.
+_CHANGE, _CHANGE_FRAMES, _STEADY_FRAMES = 0.1, 5, 30
+
+
+class _Levels(NamedTuple):
+    """The noise of each mel bin; the level of the noise, and how far that of speech is above it.
+
+    Without any sound, the noise is infinite.
+    """
+
+    bins_N1F: Tensor
+    noise_N: Tensor
+    contrast_N: Tensor
+
+
+def speech_frames(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
+    """(N, T) bool on the device: the frames of each segment that are speech."""
+    real_NT = torch.arange(features_NTF.size(1), device=features_NTF.device) < lengths_N[:, None]
+    # A shorter rest does not count.
+    pooled_NPF = _pooled(features_NTF)
+    ends_P = _POOL_FRAMES * torch.arange(1, pooled_NPF.size(1) + 1, device=features_NTF.device)
+    levels = _levels(pooled_NPF, ends_P <= lengths_N[:, None])
+    return _is_speech(features_NTF, real_NT, levels, depth=-torch.inf)
 
 
 class EnergyDetector:
-    """Distinguishes speech from noise; one object for one stream."""
+    """Distinguishes speech from noise in one stream, in constant memory."""
 
     def __init__(self) -> None:
         # The frames not decided yet, after up to `_CONTEXT_FRAMES` decided ones.
         self._features_TF = torch.zeros(0, FEATURE_DIM)
         self._decided = 0
         self._pooled_PF = torch.zeros(0, FEATURE_DIM)
-        self._contrast = 0.0
-        self._loud = -torch.inf
+        self._contrast_N = torch.zeros(1)
 
     def accept(self, samples_S: FloatArray, features_TF: Tensor) -> Tensor:
         """More (T, F) features -> (T',) bool, True for speech: the next frames that are decided."""
@@ -70,76 +92,83 @@ class EnergyDetector:
     def _step(self, frames: int) -> Tensor:
         """Decide the next frames."""
         begin, end = self._decided, self._decided + frames
-        known_TF = self._features_TF[: end + _AHEAD_FRAMES]
-        pooled_PF = torch.cat((self._pooled_PF, _pooled(known_TF[begin:])))
-        loud = float(_quantile(pooled_PF.logsumexp(dim=1), SPEECH_QUANTILE))
-        self._loud = max(loud, self._loud - _FADE)
-        is_noise_T = self._is_close_to_noise(known_TF, pooled_PF)
-        is_noise_T |= _is_quiet_and_steady(known_TF, self._loud)
-        self._pooled_PF = pooled_PF[: len(self._pooled_PF) + -(-frames // POOL_FRAMES)]
+        known_NTF = self._features_TF[None, : end + _AHEAD_FRAMES]
+        pooled_NPF = torch.cat((self._pooled_PF[None], _pooled(known_NTF[:, begin:])), dim=1)
+        levels = _levels(pooled_NPF, torch.ones(pooled_NPF.shape[:2], dtype=torch.bool))
+        self._contrast_N = torch.maximum(levels.contrast_N, _DECAY * self._contrast_N)
+        levels = levels._replace(contrast_N=self._contrast_N)
+        real_NT = torch.ones(known_NTF.shape[:2], dtype=torch.bool)
+        (is_speech_T,) = _is_speech(known_NTF, real_NT, levels, depth=_DEPTH)
+        self._pooled_PF = pooled_NPF[0, : len(self._pooled_PF) + -(-frames // _POOL_FRAMES)]
         self._pooled_PF = self._pooled_PF[-_MEMORY_POOLED:]
         drop = max(0, end - _CONTEXT_FRAMES)
         self._features_TF = self._features_TF[drop:]
         self._decided = end - drop
-        return ~is_noise_T[begin:end]
-
-    def _is_close_to_noise(self, known_TF: Tensor, pooled_PF: Tensor) -> Tensor:
-        """(T,) bool of the known frames, from the (P, F) ones of the last 30 s."""
-        # Digital silence is no estimate of the noise: it comes from cutting and joining.
-        sounds_PF = pooled_PF[~is_digital_silence(pooled_PF)]
-        if not len(sounds_PF):
-            return torch.ones(len(known_TF), dtype=torch.bool)
-        noise_F = _quantile(sounds_PF, NOISE_QUANTILE)
-        level_P = _excess(sounds_PF, noise_F)
-        noise = float(_quantile(level_P, NOISE_QUANTILE))
-        speech = float(_quantile(level_P, SPEECH_QUANTILE))
-        self._contrast = max(speech - noise, _DECAY * self._contrast)
-        threshold = noise + min(max(FRACTION * self._contrast, LEAST_EXCESS), MOST_EXCESS)
-        return _smooth(_excess(known_TF, noise_F)) < threshold
+        return is_speech_T[begin:end]
 
 
-def _is_quiet_and_steady(known_TF: Tensor, loud: float) -> Tensor:
-    """(T,) bool; loud: the energy of speech."""
-    energy_T = _smooth(known_TF.logsumexp(dim=1))
-    nearby_T = nn.functional.max_pool1d(energy_T[None], 2 * _NEARBY_FRAMES + 1, 1, _NEARBY_FRAMES)[
-        0
-    ]
-    is_quiet_T = energy_T < nearby_T.clamp(min=loud) - _DEPTH
-    if len(energy_T) <= _CHANGE_FRAMES:
-        return is_quiet_T
-    change_T = (energy_T[_CHANGE_FRAMES:] - energy_T[:-_CHANGE_FRAMES]).abs()
-    both_T = is_quiet_T[_CHANGE_FRAMES:] & is_quiet_T[:-_CHANGE_FRAMES]
-    change_T = torch.where(both_T, change_T, torch.nan)
-    before = _STEADY_FRAMES + _CHANGE_FRAMES // 2
-    around_T = nn.functional.pad(
-        change_T, (before, 2 * _STEADY_FRAMES + _CHANGE_FRAMES - before), value=torch.nan
+def _levels(pooled_NPF: Tensor, used_NP: Tensor) -> _Levels:
+    # Digital silence is no estimate of the noise: it comes from cutting and joining.
+    used_NP = used_NP & ~is_digital_silence(pooled_NPF)
+    bins_N1F = _quantile(pooled_NPF, used_NP, _NOISE_QUANTILE)
+    level_NP1 = _excess(pooled_NPF, bins_N1F)[:, :, None]
+    noise_N = _quantile(level_NP1, used_NP, _NOISE_QUANTILE).flatten()
+    speech_N = _quantile(level_NP1, used_NP, _SPEECH_QUANTILE).flatten()
+    return _Levels(bins_N1F, noise_N, (speech_N - noise_N).nan_to_num(0))
+
+
+def _is_speech(features_NTF: Tensor, real_NT: Tensor, levels: _Levels, depth: float) -> Tensor:
+    """(N, T) bool.
+
+    depth: a steady level is noise only if it is so far below the loudest one nearby.
+    """
+    # Beyond the end, 0 / 0 is no speech.
+    level_NT = _smooth(_excess(features_NTF, levels.bins_N1F) * real_NT) / _smooth(real_NT.float())
+    noise_N, contrast_N = levels.noise_N[:, None], levels.contrast_N[:, None]
+    margin_N = (_FRACTION * contrast_N).clamp(_LEAST_EXCESS, _MOST_EXCESS)
+    nearby_NT = nn.functional.max_pool1d(
+        level_NT.masked_fill(~real_NT, 0), 2 * _NEARBY_FRAMES + 1, 1, _NEARBY_FRAMES
     )
-    median_T = around_T.unfold(0, 2 * _STEADY_FRAMES + 1, 1).nanmedian(dim=1).values
-    return is_quiet_T & ~(median_T >= _CHANGE)
+    is_quiet_NT = real_NT & (level_NT < torch.maximum(nearby_NT, noise_N + contrast_N) - depth)
+    return (level_NT >= noise_N + margin_N) & ~(is_quiet_NT & _is_steady(level_NT, is_quiet_NT))
 
 
-def _pooled(features_TF: Tensor) -> Tensor:
-    """(T, F) -> (P, F): means over 50 ms; a shorter rest counts as one."""
-    return nn.functional.avg_pool1d(
-        features_TF.T, POOL_FRAMES, ceil_mode=True, count_include_pad=False
-    ).T
+def _is_steady(level_NT: Tensor, usable_NT: Tensor) -> Tensor:
+    """(N, T) bool: whether most changes of the level between usable frames nearby are small."""
+    before = _CHANGE_FRAMES // 2
+    change_NT = (level_NT[:, _CHANGE_FRAMES:] - level_NT[:, :-_CHANGE_FRAMES]).abs()
+    usable_NT = usable_NT[:, _CHANGE_FRAMES:] & usable_NT[:, :-_CHANGE_FRAMES]
+    votes_NT = torch.where(usable_NT, torch.where(change_NT < _CHANGE, 1.0, -1.0), 0.0)
+    votes_NT = nn.functional.pad(votes_NT, (before, _CHANGE_FRAMES - before))
+    votes_NT = votes_NT[:, : level_NT.size(1)]
+    # Undecided at the end of a short segment, and for single quiet frames.
+    return _mean_nearby(votes_NT, _STEADY_FRAMES) >= 0
 
 
-def _smooth(values_T: Tensor) -> Tensor:
-    return nn.functional.avg_pool1d(
-        values_T[None],
-        2 * SMOOTHING_FRAMES + 1,
-        stride=1,
-        padding=SMOOTHING_FRAMES,
-        count_include_pad=False,
-    )[0]
+def _pooled(features_NTF: Tensor) -> Tensor:
+    """(N, T, F) -> (N, P, F): means over 50 ms; a shorter rest counts as one."""
+    pooled_NFP = nn.functional.avg_pool1d(
+        features_NTF.transpose(1, 2), _POOL_FRAMES, ceil_mode=True, count_include_pad=False
+    )
+    return pooled_NFP.transpose(1, 2)
 
 
-def _excess(features_TF: Tensor, noise_F: Tensor) -> Tensor:
-    """(T, F) -> (T,)"""
-    return (features_TF - noise_F).clamp(min=0).square().mean(dim=1).sqrt()
+def _smooth(values_NT: Tensor) -> Tensor:
+    return _mean_nearby(values_NT, _SMOOTHING_FRAMES)
 
 
-def _quantile(values: Tensor, fraction: float) -> Tensor:
-    """The quantile along the first axis, without interpolation."""
-    return values.kthvalue(1 + round(fraction * (len(values) - 1)), dim=0).values
+def _mean_nearby(values_NT: Tensor, frames: int) -> Tensor:
+    """The mean of so many frames on both sides, which are 0 beyond the ends."""
+    return nn.functional.avg_pool1d(values_NT, 2 * frames + 1, stride=1, padding=frames)
+
+
+def _quantile(values_NPX: Tensor, used_NP: Tensor, fraction: float) -> Tensor:
+    """(N, 1, X): the quantile of the used values along P, without interpolation; or infinity."""
+    sorted_NPX = values_NPX.masked_fill(~used_NP[:, :, None], torch.inf).sort(dim=1).values
+    places_N = (fraction * (used_NP.sum(dim=1) - 1).clamp(min=0)).round().long()
+    return sorted_NPX.gather(1, places_N[:, None, None].expand(-1, 1, values_NPX.size(2)))
+
+
+def _excess(features_NTF: Tensor, bins_N1F: Tensor) -> Tensor:
+    """(N, T, F) -> (N, T): the root mean square of the excess over the noise."""
+    return (features_NTF - bins_N1F).clamp(min=0).square().mean(dim=2).sqrt()

@@ -25,13 +25,13 @@ from pruned_rnnt.transcribe.lost_speech import (
     FoundPath,
     Mark,
     Stretch,
-    speech_frames,
     stretches,
     with_retried,
     without_speech,
     without_text,
 )
 from pruned_rnnt.transcribe.segments import LostSpeech, SegmentConfig
+from pruned_rnnt.transcribe.speech_energy import speech_frames
 
 SYMBOL_FRAMES = 30
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
