@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.stream import Stream
 from pruned_rnnt.transcribe.stream_group import step
 
@@ -19,10 +20,15 @@ class RawSource(Protocol):
         """At most `size` bytes; no bytes at the end of the source."""
 
 
-def transcribe_raw(stream: Stream, source: RawSource) -> Iterator[str]:
+def transcribe_raw(
+    stream: Stream, source: RawSource, on_mark: Callable[[Mark], object]
+) -> Iterator[str]:
     """Yield the text of raw samples: signed 16 bits, native byte order, one channel, 16 kHz.
 
     Text is yielded as soon as it cannot change; a line ends at an endpoint.
+
+    Args:
+        on_mark: called with each mark of a text after the text has been yielded.
     """
     rest = b""
     shown = _Shown()
@@ -31,9 +37,9 @@ def transcribe_raw(stream: Stream, source: RawSource) -> Iterator[str]:
         even = len(data) // 2 * 2
         data, rest = data[:even], data[even:]
         stream.accept_waveform(np.frombuffer(data, dtype=np.int16))
-        yield from _decoded(stream, shown)
+        yield from _decoded(stream, shown, on_mark)
     stream.finish()
-    yield from _decoded(stream, shown)
+    yield from _decoded(stream, shown, on_mark)
 
 
 class _Shown:
@@ -55,8 +61,10 @@ class _Shown:
         return added + "\n" if text and not self._line else added
 
 
-def _decoded(stream: Stream, shown: _Shown) -> Iterator[str]:
+def _decoded(stream: Stream, shown: _Shown, on_mark: Callable[[Mark], object]) -> Iterator[str]:
     while step([stream]):
         for final in stream.take_finals():
             yield shown.end(final.text)
+            for mark in final.marks:
+                on_mark(mark)
         yield shown.up_to(stream.partial.stable)

@@ -97,7 +97,12 @@ class Recogniser(AudioRecogniser):
             precision = compute_dtype(self._decode.precision, self._device)
             decoder = StreamDecoder(self.model, search, *sizes, precision)
             self._stream_groups[sizes] = StreamGroup(
-                StreamModel(decoder, self.tokenizer, self._calibration)
+                StreamModel(
+                    decoder,
+                    self.tokenizer,
+                    self._calibration,
+                    finds_marks=self._segments.lost_speech != "ignore",
+                )
             )
         return self._stream_groups[sizes].stream(endpoints or EndpointConfig())
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.live_audio import LiveAudio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -15,6 +17,8 @@ from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words, word_spans
 from pruned_rnnt.transcribe.endpoints import EndpointConfig, Reason
+from pruned_rnnt.transcribe.lost_speech import Mark
+from pruned_rnnt.transcribe.stream_marks import StreamMarks
 
 # After this many times `longest`, a text is final as a whole, even without a settled word.
 _MOST_LENGTHS = 2
@@ -40,6 +44,8 @@ class FinalText:
     words: with times in the stream and confidences.
     start, end: seconds of the stream; `end` is where the endpoint was found.
     language: code of the tag that the model emitted last; "" for none.
+    marks: speech without text, or text without speech, with seconds of the stream. Symbols of the
+        last second may still come, so it is left for the next final text, unless this is the last.
     """
 
     text: str
@@ -48,6 +54,7 @@ class FinalText:
     end: float
     reason: Reason
     language: str = ""
+    marks: tuple[Mark, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -57,11 +64,13 @@ class StreamModel(NamedTuple):
     """What streams share.
 
     calibration: of the model's word times and confidences.
+    finds_marks: whether final texts have marks.
     """
 
     decoder: StreamDecoder
     tokenizer: Tokenizer
     calibration: Calibration | None
+    finds_marks: bool
 
 
 class Slot(NamedTuple):
@@ -98,6 +107,7 @@ class Stream:
         self._first_frame = 0  # since the last endpoint
         self._has_ended = False
         self._language = ""
+        self._marks = StreamMarks() if model.finds_marks else None
 
     def accept_waveform(self, samples: Any, sampling_rate: float = SAMPLING_RATE) -> None:
         """Append audio, which the next steps decode.
@@ -161,8 +171,11 @@ class Stream:
         taken, self._finals = self._finals, []
         return taken
 
-    def extend(self, found: Sequence[Continuation], frames: int) -> bool:
+    def extend(self, found: Sequence[Continuation], frames: int, features_TF: Tensor) -> bool:
         """Add the paths after the next frames, fewer than a chunk at the end of the stream.
+
+        Args:
+            features_TF: (T, F) on the CPU, of these frames and of those that they need.
 
         Returns:
             Whether the search of the stream must start again.
@@ -170,7 +183,12 @@ class Stream:
         encoder = self._model.decoder.encoder
         self._path.extend(found, frames)
         self.audio.advance(encoder.shift)
-        if frames < encoder.chunk_size:
+        is_end = frames < encoder.chunk_size
+        if self._marks is not None:
+            is_due = self._marks.accept(features_TF if is_end else features_TF[: encoder.shift])
+            if is_due:
+                self._marks.check(arc.frame for arc in self._path.best)
+        if is_end:
             self._end_text(self._path.best, "end")
             self._path.restart()
             self.is_done = True
@@ -216,6 +234,11 @@ class Stream:
         words = timed_words(tokenizer, tokens, end, self._model.calibration, start) if arcs else ()
         symbols = [arc.symbol for arc in arcs]
         self._language = tokenizer.language_of(symbols) or self._language
+        marks: list[Mark] = []
+        if self._marks is not None:
+            self._marks.add(arc.frame for arc in arcs)
+            tentative = [arc.frame for arc in self._path.best]
+            marks = self._marks.take(tentative, is_end=reason == "end")
         self._finals.append(
             FinalText(
                 text=tokenizer.decode(symbols),
@@ -224,6 +247,10 @@ class Stream:
                 end=end,
                 reason=reason,
                 language=self._language,
+                marks=tuple(
+                    Mark(mark.kind, *(round(begin + second, 2) for second in mark[1:]))
+                    for mark in marks
+                ),
             )
         )
         self._first_frame = self._path.frame

