@@ -1,9 +1,10 @@
 """Speech that transcription loses: silence around utterances, joined speech, other recordings.
 
     python -m scripts.lost_speech RUN --data data/synthetic
+    python -m scripts.lost_speech CAUSAL_RUN decode.method=modified_beam --live --data DATA
 
 Makes recordings of the utterances of a split, transcribes them as `pruned-rnnt transcribe` does,
-and prints for each condition
+with the same models and settings, as files or as streams (--live), and prints for each condition
 
     WER       word error rate; `alone` is that of the same utterances by themselves
     lost      runs of three or more reference words without text, in 10,000 words
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,12 +36,14 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.decode.scoring.lost_runs import lost_runs
 from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
+from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.segments import SegmentConfig
-from pruned_rnnt.transcribe.transcription import Transcription
 
 # Of faint noise and of a quiet room, below full scale.
 NOISES = {"zeros": 0.0, "faint": 1e-4, "room": 1e-3}
 PADDING_SECONDS = (0.25, 0.5, 1.0, 1.5, 2.0)
+# Decoded together.
+_STREAMS = 50
 
 
 @dataclass(frozen=True)
@@ -188,10 +192,42 @@ def telephone(recording: Spoken) -> Spoken:
     return Spoken(np.asarray(wide_S, dtype=np.float32), recording.words)
 
 
-def measured(name: str, recordings: Sequence[Spoken], recogniser: AudioRecogniser) -> Row:
+class Heard(NamedTuple):
+    """The text of a recording, and its marks."""
+
+    text: str
+    marks: Sequence[Mark]
+
+
+def from_files(recogniser: AudioRecogniser, recordings: Sequence[Spoken]) -> list[Heard]:
+    results = recogniser.transcribe([recording.samples_S for recording in recordings])
+    return [Heard(result.text, result.marks) for result in results]
+
+
+def from_streams(recogniser: AudioRecogniser, recordings: Sequence[Spoken]) -> list[Heard]:
+    """Each as a live stream; some are decoded together."""
+    heard = []
+    for begin in range(0, len(recordings), _STREAMS):
+        streams = []
+        for recording in recordings[begin : begin + _STREAMS]:
+            streams.append(recogniser.stream())
+            streams[-1].accept_waveform(recording.samples_S)
+            streams[-1].finish()
+        while recogniser.step(streams):
+            pass
+        for stream in streams:
+            finals = stream.take_finals()
+            text = " ".join(final.text for final in finals if final.text)
+            heard.append(Heard(text, [mark for final in finals for mark in final.marks]))
+    return heard
+
+
+def measured(
+    name: str, recordings: Sequence[Spoken], recogniser: AudioRecogniser, *, live: bool = False
+) -> Row:
     """Transcribe the recordings of a condition."""
     started = time.perf_counter()
-    results = recogniser.transcribe([recording.samples_S for recording in recordings])
+    results = (from_streams if live else from_files)(recogniser, recordings)
     taken = time.perf_counter() - started
     scores = [score(*pair) for pair in zip(recordings, results, strict=True)]
     seconds = sum(recording.seconds for recording in recordings)
@@ -208,7 +244,7 @@ def measured(name: str, recordings: Sequence[Spoken], recogniser: AudioRecognise
     )
 
 
-def score(recording: Spoken, result: Transcription) -> tuple[int, int, int, int]:
+def score(recording: Spoken, result: Heard) -> tuple[int, int, int, int]:
     """Errors, lost runs, those without a mark, and marks on no deleted word."""
     transcript = Transcript(
         id="",
@@ -236,7 +272,7 @@ def score(recording: Spoken, result: Transcription) -> tuple[int, int, int, int]
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="as for `pruned-rnnt transcribe`")
     parser.add_argument("settings", nargs="*", metavar="decode.key=value")
@@ -246,10 +282,11 @@ def main() -> None:
     parser.add_argument("--padding", type=float, nargs="*", default=PADDING_SECONDS)
     parser.add_argument("--lengths", type=float, nargs="*", default=(5, 10, 20, 60, 600))
     parser.add_argument("--lost-speech", choices=("retry", "mark", "ignore"), default="retry")
+    parser.add_argument("--live", action="store_true", help="as live streams; causal models only")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=Path)
-    options = parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args(arguments)
     recogniser = pruned_rnnt.load(
         options.model,
         options.device,
@@ -260,7 +297,7 @@ def main() -> None:
     conditions = Conditions(utterances, options.seed)
     print(f"{'condition':38}  words     WER   lost unmarked  false       x")
     for name, recordings in conditions.all(options.padding, options.lengths):
-        row = measured(name, recordings, recogniser)
+        row = measured(name, recordings, recogniser, live=options.live)
         per_word = 10_000 / max(1, row.words)
         print(
             f"{name:38} {row.words:6} {row.errors / max(1, row.words):7.2%} "
@@ -270,7 +307,8 @@ def main() -> None:
         )
         if options.rows is not None:
             with options.rows.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"model": options.model, **asdict(row)}) + "\n")
+                how = {"settings": options.settings, "live": options.live}
+                file.write(json.dumps({"model": options.model, **how, **asdict(row)}) + "\n")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of the process: {peak:.0f} MiB")
 

@@ -98,13 +98,13 @@ class EnergyDetector:
         self._contrast_N = torch.maximum(levels.contrast_N, _DECAY * self._contrast_N)
         levels = levels._replace(contrast_N=self._contrast_N)
         real_NT = torch.ones(known_NTF.shape[:2], dtype=torch.bool)
-        (is_speech_T,) = _is_speech(known_NTF, real_NT, levels, depth=_DEPTH)
+        is_speech_NT = _is_speech(known_NTF, real_NT, levels, depth=_DEPTH)
         self._pooled_PF = pooled_NPF[0, : len(self._pooled_PF) + -(-frames // _POOL_FRAMES)]
         self._pooled_PF = self._pooled_PF[-_MEMORY_POOLED:]
         drop = max(0, end - _CONTEXT_FRAMES)
         self._features_TF = self._features_TF[drop:]
         self._decided = end - drop
-        return is_speech_T[begin:end]
+        return is_speech_NT[0, begin:end]
 
 
 def _levels(pooled_NPF: Tensor, used_NP: Tensor) -> _Levels:
