@@ -4,9 +4,10 @@ A frame is speech unless one of two rules holds.
 
 1. It is close to the noise. The noise is estimated for each mel bin, so that hum in some bins
    does not hide speech in others; its level is the root mean square of the excess over the bins.
-2. The level is steady. This rule finds pauses whose noise differs from that of the rest, as in
-   recordings of several rooms. The level of speech is hardly ever steady, not even far from the
-   microphone.
+2. It is steady: most changes in 50 ms nearby are small. This rule finds pauses whose noise differs
+   from that of the rest, as in recordings of several rooms. Speech is hardly ever that steady, not
+   even far from the microphone. Frames that a stream decides may be left out, so there it must be
+   far below the loudest speech, too.
 
 Axes: N batch, T feature frames (10 ms), P pooled frames (50 ms), F mel bins. All levels and
 energies are natural logarithms.
@@ -33,14 +34,16 @@ _NOISE_QUANTILE, _SPEECH_QUANTILE = 0.1, 0.98
 # A frame is close to the noise up to this fraction of the way from the noise to the speech, but at
 # least to 2 dB (0.5) and at most to 6.5 dB (1.5) above the noise: a quiet speaker is speech, too.
 _FRACTION, _LEAST_EXCESS, _MOST_EXCESS = 0.25, 0.5, 1.5
-# In silence, the remembered contrast between speech and noise decays: in a minute, by a sixth.
-_DECAY = 0.994
+# In silence, the remembered level of speech decays: in a minute, the excess over the noise by a
+# sixth, and the energy by 1.3 dB.
+_DECAY, _FADE = 0.994, 0.01
 _SMOOTHING_FRAMES = 3
-# In a stream, frames without speech may be left out, so a steady level is noise only if it is far
-# below the loudest one within 1.5 s on both sides, and the remembered one.
-_DEPTH, _NEARBY_FRAMES = 2.0, 150
-# Steady: within 0.3 s on both sides, most changes in 50 ms are below this.
-_CHANGE, _CHANGE_FRAMES, _STEADY_FRAMES = 0.1, 5, 30
+# Far below the loudest sound within 1.5 s on both sides, or the remembered speech: 13 dB (3.0).
+_DEPTH, _NEARBY_FRAMES = 3.0, 150
+# Steady: within 0.3 s on both sides, most changes in 50 ms are below 1.5 dB (0.35) of the energy,
+# or below 0.4 dB (0.1) of the level, which as a mean over the bins changes less.
+_ENERGY_CHANGE, _LEVEL_CHANGE = 0.35, 0.1
+_CHANGE_FRAMES, _STEADY_FRAMES = 5, 30
 
 
 class _Levels(NamedTuple):
@@ -57,11 +60,13 @@ class _Levels(NamedTuple):
 def speech_frames(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     """(N, T) bool on the device: the frames of each segment that are speech."""
     real_NT = torch.arange(features_NTF.size(1), device=features_NTF.device) < lengths_N[:, None]
-    # A shorter rest does not count.
+    # Of pooled frames, a shorter rest does not count.
     pooled_NPF = _pooled(features_NTF)
     ends_P = _POOL_FRAMES * torch.arange(1, pooled_NPF.size(1) + 1, device=features_NTF.device)
     levels = _levels(pooled_NPF, ends_P <= lengths_N[:, None])
-    return _is_speech(features_NTF, real_NT, levels, depth=-torch.inf)
+    level_NT = _level(features_NTF, real_NT, levels)
+    is_loud_NT = real_NT & _is_above_noise(level_NT, levels)
+    return is_loud_NT & ~_is_steady(level_NT, real_NT, _LEVEL_CHANGE)
 
 
 class EnergyDetector:
@@ -73,6 +78,7 @@ class EnergyDetector:
         self._decided = 0
         self._pooled_PF = torch.zeros(0, FEATURE_DIM)
         self._contrast_N = torch.zeros(1)
+        self._loud = -torch.inf
 
     def accept(self, samples_S: FloatArray, features_TF: Tensor) -> Tensor:
         """More (T, F) features -> (T',) bool, True for speech: the next frames that are decided."""
@@ -94,11 +100,18 @@ class EnergyDetector:
         begin, end = self._decided, self._decided + frames
         known_NTF = self._features_TF[None, : end + _AHEAD_FRAMES]
         pooled_NPF = torch.cat((self._pooled_PF[None], _pooled(known_NTF[:, begin:])), dim=1)
-        levels = _levels(pooled_NPF, torch.ones(pooled_NPF.shape[:2], dtype=torch.bool))
+        all_NP = torch.ones(pooled_NPF.shape[:2], dtype=torch.bool)
+        levels = _levels(pooled_NPF, all_NP)
         self._contrast_N = torch.maximum(levels.contrast_N, _DECAY * self._contrast_N)
         levels = levels._replace(contrast_N=self._contrast_N)
         real_NT = torch.ones(known_NTF.shape[:2], dtype=torch.bool)
-        is_speech_NT = _is_speech(known_NTF, real_NT, levels, depth=_DEPTH)
+        is_speech_NT = _is_above_noise(_level(known_NTF, real_NT, levels), levels)
+        loud = _quantile(pooled_NPF.logsumexp(dim=2, keepdim=True), all_NP, _SPEECH_QUANTILE)
+        self._loud = max(float(loud), self._loud - _FADE)
+        energy_NT = _smooth(known_NTF.logsumexp(dim=2)) / _smooth(real_NT.float())
+        nearby_NT = nn.functional.max_pool1d(energy_NT, 2 * _NEARBY_FRAMES + 1, 1, _NEARBY_FRAMES)
+        is_quiet_NT = energy_NT < nearby_NT.clamp(min=self._loud) - _DEPTH
+        is_speech_NT &= ~(is_quiet_NT & _is_steady(energy_NT, is_quiet_NT, _ENERGY_CHANGE))
         self._pooled_PF = pooled_NPF[0, : len(self._pooled_PF) + -(-frames // _POOL_FRAMES)]
         self._pooled_PF = self._pooled_PF[-_MEMORY_POOLED:]
         drop = max(0, end - _CONTEXT_FRAMES)
@@ -117,30 +130,25 @@ def _levels(pooled_NPF: Tensor, used_NP: Tensor) -> _Levels:
     return _Levels(bins_N1F, noise_N, (speech_N - noise_N).nan_to_num(0))
 
 
-def _is_speech(features_NTF: Tensor, real_NT: Tensor, levels: _Levels, depth: float) -> Tensor:
-    """(N, T) bool.
-
-    depth: a steady level is noise only if it is so far below the loudest one nearby.
-    """
-    # Beyond the end, 0 / 0 is no speech.
-    level_NT = _smooth(_excess(features_NTF, levels.bins_N1F) * real_NT) / _smooth(real_NT.float())
-    noise_N, contrast_N = levels.noise_N[:, None], levels.contrast_N[:, None]
-    margin_N = (_FRACTION * contrast_N).clamp(_LEAST_EXCESS, _MOST_EXCESS)
-    nearby_NT = nn.functional.max_pool1d(
-        level_NT.masked_fill(~real_NT, 0), 2 * _NEARBY_FRAMES + 1, 1, _NEARBY_FRAMES
-    )
-    is_quiet_NT = real_NT & (level_NT < torch.maximum(nearby_NT, noise_N + contrast_N) - depth)
-    return (level_NT >= noise_N + margin_N) & ~(is_quiet_NT & _is_steady(level_NT, is_quiet_NT))
+def _level(features_NTF: Tensor, real_NT: Tensor, levels: _Levels) -> Tensor:
+    """(N, T): the smoothed level; of no use beyond the end."""
+    return _smooth(_excess(features_NTF, levels.bins_N1F) * real_NT) / _smooth(real_NT.float())
 
 
-def _is_steady(level_NT: Tensor, usable_NT: Tensor) -> Tensor:
-    """(N, T) bool: whether most changes of the level between usable frames nearby are small."""
+def _is_above_noise(level_NT: Tensor, levels: _Levels) -> Tensor:
+    """(N, T) bool."""
+    margin_N = (_FRACTION * levels.contrast_N).clamp(_LEAST_EXCESS, _MOST_EXCESS)
+    return level_NT >= (levels.noise_N + margin_N)[:, None]
+
+
+def _is_steady(values_NT: Tensor, usable_NT: Tensor, change: float) -> Tensor:
+    """(N, T) bool: whether most changes between usable frames nearby are below `change`."""
     before = _CHANGE_FRAMES // 2
-    change_NT = (level_NT[:, _CHANGE_FRAMES:] - level_NT[:, :-_CHANGE_FRAMES]).abs()
+    change_NT = (values_NT[:, _CHANGE_FRAMES:] - values_NT[:, :-_CHANGE_FRAMES]).abs()
     usable_NT = usable_NT[:, _CHANGE_FRAMES:] & usable_NT[:, :-_CHANGE_FRAMES]
-    votes_NT = torch.where(usable_NT, torch.where(change_NT < _CHANGE, 1.0, -1.0), 0.0)
+    votes_NT = torch.where(usable_NT, torch.where(change_NT < change, 1.0, -1.0), 0.0)
     votes_NT = nn.functional.pad(votes_NT, (before, _CHANGE_FRAMES - before))
-    votes_NT = votes_NT[:, : level_NT.size(1)]
+    votes_NT = votes_NT[:, : values_NT.size(1)]
     # Undecided at the end of a short segment, and for single quiet frames.
     return _mean_nearby(votes_NT, _STEADY_FRAMES) >= 0
 
