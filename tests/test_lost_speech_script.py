@@ -58,7 +58,7 @@ def tdt(folder: Path, tokenizer: Tokenizer) -> Path:
         (tiny, ["--live"]),
         (tiny, [BEAM, "--live", "--lost-speech", "ignore"]),
         (tdt, []),
-        (tdt, [BEAM]),
+        pytest.param(tdt, [BEAM], marks=pytest.mark.slow),
         (tdt, ["--live"]),
         (icefall, []),
         pytest.param(onnx, [], marks=pytest.mark.slow),
