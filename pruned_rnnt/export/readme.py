@@ -99,6 +99,19 @@ The blank is 0. sherpa-onnx takes the most probable symbol of each frame of 40 m
 (`decode.skip_unknown=false`).
 """
 
+_TIMES = """
+## Times
+
+The timestamps of sherpa-onnx say where the model emitted them, in frames of 40 ms, not where the
+symbols were spoken: {delay}. `pruned-rnnt decode` prints the delay of a model if the data have word
+times. For times of words use `pruned-rnnt transcribe` with the run, or with an export of `--format
+torch`: these use the model's CTC head, and the calibration of the run (`decode --calibrate`).
+"""
+_DELAYS = {
+    False: "a model that sees all of the audio may emit a word before or after it is spoken",
+    True: "a streaming model may emit a word some tenths of a second after it was spoken",
+}
+
 _DIFFERENCES = """
 With the settings of this model, sherpa-onnx may decode differently from `pruned-rnnt decode`:
 
@@ -158,6 +171,7 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
         text += _TDT_DECODING.format(longest=settings["longest_duration"])
     else:
         text += _CTC_DECODING if is_ctc else _TRANSDUCER_DECODING
+    text += _TIMES.format(delay=_DELAYS[settings["streaming"]])
     if settings["differences"]:
         lines = "\n".join(f"- {line}." for line in settings["differences"])
         text += _DIFFERENCES.format(lines=lines)
