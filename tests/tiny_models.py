@@ -8,25 +8,32 @@ import torch
 
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.fastconformer import FastConformerConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
 
+_ONE_LAYER: dict[str, Any] = {
+    "layers": 1,
+    "dim": 16,
+    "heads": 2,
+    "feedforward_dim": 16,
+    "kernel_size": 3,
+    "subsampling_channels": 4,
+    "chunk_size": 4,
+    "left_chunks": 2,
+}
+
 
 def tiny_conformer(**changes: Any) -> ConformerConfig:
     """One layer of width 16; causal ones see chunks of 4 frames and two before."""
-    values = {
-        "layers": 1,
-        "dim": 16,
-        "heads": 2,
-        "feedforward_dim": 16,
-        "kernel_size": 3,
-        "subsampling_channels": 4,
-        "chunk_size": 4,
-        "left_chunks": 2,
-    }
-    return ConformerConfig(**{**values, **changes})
+    return ConformerConfig(**{**_ONE_LAYER, **changes})
+
+
+def tiny_fastconformer(**changes: Any) -> FastConformerConfig:
+    """As `tiny_conformer`, with input scaling."""
+    return FastConformerConfig(**{**_ONE_LAYER, "scale_input": True, **changes})
 
 
 _TWO_STACKS: dict[str, Any] = {

@@ -41,6 +41,7 @@ from pruned_rnnt.export.tdt_graphs import (
 from pruned_rnnt.licences.chain import Chain
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.ctc_model import CtcModel
+from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer
@@ -87,8 +88,13 @@ def encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
 
     Raises:
         ExportError: streaming for a model that is not causal or keeps no state, or for a CTC model
-            of a Conformer; impossible sizes, or half precision for a Zipformer.
+            of a Conformer; impossible sizes, half precision for a Zipformer, or a FastConformer.
     """
+    if isinstance(model.encoder, FastConformer):
+        raise ExportError(
+            "model.encoder.kind is fastconformer, which `export --format onnx` does not support: "
+            "use --format torch"
+        )
     if options.fp16 and isinstance(model.encoder, Zipformer):
         raise ExportError(
             "--fp16 does not work for a Zipformer: onnxruntime 1.31 crashes when it loads such "
@@ -124,7 +130,7 @@ def exported_graphs(model: SpeechModel, options: OnnxOptions) -> tuple[Graph, ..
     if not isinstance(model, TransducerModel):
         return (encoder_graph(model, options),)
     check_predictor(model)
-    if model.loss_config.durations:
+    if model.loss_config.durations and not isinstance(model.encoder, FastConformer):
         check_tdt_export(streaming=options.streaming, fp16=options.fp16)
         return tdt_graphs(model)
     return (encoder_graph(model, options), decoder(model), joiner(model))

@@ -89,7 +89,7 @@ class StreamingConformerGraph(StreamingEncoderGraph):
         return self.projection(encoded_NCE), state.attention_LPNE, state.convolution_LKNE
 
     def start(self, streams: int) -> tuple[Tensor, ...]:
-        return self.stream.start(streams)
+        return tuple(self.stream.start(streams)[:3])
 
     def advance(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (*outputs[1:], inputs[-1] + self.stream.shift)

@@ -21,6 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 from pruned_rnnt.model.linear import Linear
 
+# What `positions` of an encoder returns for its attention: rotary angles, or relative positions.
+Positions = tuple[Tensor, Tensor] | Tensor
+
 _NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -57,26 +60,36 @@ def may_be_padded(x_NTE: Tensor, lengths: Tensor) -> bool:
 
 
 def attention_mask(
-    lengths: Tensor, num_frames: int, chunk_size: int | None, left_chunks: int | None
+    lengths: Tensor,
+    num_frames: int,
+    chunk_size: int | None,
+    left_chunks: int | None,
+    *,
+    window: tuple[int, int] | None = None,
 ) -> Tensor:
     """The key frames (last axis) that each query frame attends to: bool (N, 1, T, T), or, without
-    chunks, (N, 1, 1, T) for all query frames.
+    chunks and window, (N, 1, 1, T) for all query frames.
 
-    Real frames never attend to padding. No row of the softmax is empty: without chunks, all frames
-    attend to the first one; with chunks, each frame attends to itself.
+    Real frames never attend to padding. No row of the softmax is empty: without chunks and window,
+    all frames attend to the first one; else each frame attends to itself.
 
     Args:
         chunk_size: frames of a chunk, which attends to itself and earlier chunks; None: no chunks.
         left_chunks: number of earlier chunks that a chunk attends to; None: all.
+        window: without chunks, numbers of frames before and after a frame that it attends to.
     """
     frames = torch.arange(num_frames, device=lengths.device)
-    if chunk_size is None:
+    if chunk_size is not None:
+        chunks = frames // chunk_size
+        distance = chunks[:, None] - chunks[None, :]
+        in_reach = distance >= 0
+        if left_chunks is not None:
+            in_reach &= distance <= left_chunks
+    elif window is not None:
+        distance = frames[:, None] - frames[None, :]
+        in_reach = (distance <= window[0]) & (distance >= -window[1])
+    else:
         return (frames < lengths.clamp(min=1)[:, None])[:, None, None]
-    chunks = frames // chunk_size
-    distance = chunks[:, None] - chunks[None, :]
-    in_reach = distance >= 0
-    if left_chunks is not None:
-        in_reach &= distance <= left_chunks
     seen_NTT = (frames < lengths[:, None]).unsqueeze(1) & in_reach
     return (seen_NTT | (frames[:, None] == frames[None, :])).unsqueeze(1)
 

@@ -18,11 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.attention import rotary_angles
-from pruned_rnnt.model.conformer import Conformer, ConformerLayer
-from pruned_rnnt.model.depthwise import compute_dtype
+from pruned_rnnt.model.attention import Positions
+from pruned_rnnt.model.conformer_layer import ConformerLayer
+from pruned_rnnt.model.conformer_stack import ConformerStack
 from pruned_rnnt.model.encoder import StreamingEncoder
-from pruned_rnnt.model.subsampling import RECEPTIVE_FIELD, SUBSAMPLING_FACTOR, subsampled_length
 
 
 class ConformerState(NamedTuple):
@@ -32,11 +31,14 @@ class ConformerState(NamedTuple):
         the start of the stream are zero and masked.
     convolution_LKNE: float, input of each layer's convolution for the last K = kernel_size - 1.
     processed_N: int64, feature frames by which the stream has advanced.
+    features_NBF: float, the last B feature frames, zero before the start of the stream, for
+        subsampling that needs earlier frames; else None.
     """
 
     attention_LPNE: Tensor
     convolution_LKNE: Tensor
     processed_N: Tensor
+    features_NBF: Tensor | None = None
 
 
 class StreamingConformer(StreamingEncoder):
@@ -51,11 +53,12 @@ class StreamingConformer(StreamingEncoder):
         ValueError: the encoder is not causal, chunk_size is below 1, or left_frames below 0.
 
     Attributes:
-        input_frames: feature frames of a chunk, 4 C + 3; the last three are also in the next chunk.
-        shift: feature frames from one chunk to the next, 4 C.
+        input_frames: feature frames of a chunk; with subsampling by four, 4 C + 3, of which the
+            last three are also in the next chunk.
+        shift: feature frames from one chunk to the next, 4 C or 8 C.
     """
 
-    def __init__(self, encoder: Conformer, chunk_size: int, left_frames: int) -> None:
+    def __init__(self, encoder: ConformerStack, chunk_size: int, left_frames: int) -> None:
         super().__init__()
         encoder.check_causal()
         if chunk_size < 1:
@@ -65,8 +68,9 @@ class StreamingConformer(StreamingEncoder):
         self.encoder = encoder
         self.chunk_size = chunk_size
         self.left_frames = left_frames
-        self.shift = SUBSAMPLING_FACTOR * chunk_size
-        self.input_frames = self.shift + RECEPTIVE_FIELD - SUBSAMPLING_FACTOR
+        self.shift = encoder.subsampling_factor * chunk_size
+        overlap = encoder.receptive_field - encoder.subsampling_factor
+        self.input_frames = self.shift + max(overlap, 0)
 
     def start(self, streams: int) -> ConformerState:
         """The state at the start of streams."""
@@ -79,14 +83,13 @@ class StreamingConformer(StreamingEncoder):
         )
 
     def pack(self, state: ConformerState) -> tuple[Tensor, ...]:
-        attention_LPNE, convolution_LKNE, processed_N = state
-        return attention_LPNE.movedim(2, 0), convolution_LKNE.movedim(2, 0), processed_N
+        attention_LPNE, convolution_LKNE, *rest = state
+        packed = attention_LPNE.movedim(2, 0), convolution_LKNE.movedim(2, 0), *rest
+        return tuple(part for part in packed if part is not None)
 
     def unpack(self, packed: Sequence[Tensor]) -> ConformerState:
-        attention_NLPE, convolution_NLKE, processed_N = packed
-        return ConformerState(
-            attention_NLPE.movedim(0, 2), convolution_NLKE.movedim(0, 2), processed_N
-        )
+        attention_NLPE, convolution_NLKE, *rest = packed
+        return ConformerState(attention_NLPE.movedim(0, 2), convolution_NLKE.movedim(0, 2), *rest)
 
     def forward(
         self, features_NTF: Tensor, state: ConformerState, lengths: Tensor | None = None
@@ -97,17 +100,18 @@ class StreamingConformer(StreamingEncoder):
             features_NTF: (N, input_frames, F), from frame processed_N of each stream.
             state: from `start`, or from the chunk before.
             lengths: (N,) valid feature frames, if streams end in this chunk; None: all are valid.
-                Encoder frames beyond `subsampled_length(lengths)` are undefined.
+                Encoder frames beyond `output_length(lengths)` are undefined.
 
         Returns:
             (N, C, E), and the state for the next chunk.
         """
-        config = self.encoder.config
         device = features_NTF.device
-        x_NCE = self.encoder.embed(features_NTF, state.processed_N)
+        x_NCE = self.embed(features_NTF, state, lengths)
         frames_C = torch.arange(self.chunk_size, device=device)
         past_P = torch.arange(self.left_frames, device=device)
-        past_N1 = torch.div(state.processed_N, SUBSAMPLING_FACTOR, rounding_mode="floor")[:, None]
+        past_N1 = torch.div(
+            state.processed_N, self.encoder.subsampling_factor, rounding_mode="floor"
+        )[:, None]
         seen_NS = torch.cat(
             (past_P >= self.left_frames - past_N1, (frames_C >= 0).expand(x_NCE.size(0), -1)), 1
         )
@@ -127,13 +131,10 @@ class StreamingConformer(StreamingEncoder):
                 dim=1,
             )
             mask_N1CS = (mask_N1CS & real_NS[:, None, None]) | itself_CS
-        angles = rotary_angles(
-            self.left_frames + self.chunk_size,
-            config.dim // config.heads,
-            device,
-            compute_dtype(x_NCE, self.encoder.subsampling.projection.weight),
+        positions = self.encoder.positions(
+            self.left_frames + self.chunk_size, device, self.encoder.layer_dtype(x_NCE)
         )
-        attention_past, convolution_past = [], []
+        attention_past, convolution_past, before = [], [], state.features_NBF
         for index, layer in enumerate(self.encoder.layers):
             assert isinstance(layer, ConformerLayer)
             stream = _LayerStream(
@@ -141,7 +142,7 @@ class StreamingConformer(StreamingEncoder):
                 state.attention_LPNE[index].transpose(0, 1),
                 state.convolution_LKNE[index].transpose(0, 1),
                 mask_N1CS,
-                angles,
+                positions,
                 padding_NC1,
             )
             x_NCE = layer.run_branches(x_NCE, stream.attend, stream.convolve)
@@ -151,11 +152,16 @@ class StreamingConformer(StreamingEncoder):
             torch.stack(attention_past),
             torch.stack(convolution_past),
             state.processed_N + self.shift,
+            None if before is None else _last_frames(before, features_NTF),
         )
 
     def output_length(self, lengths: Tensor) -> Tensor:
         """Valid encoder frames of a chunk with `lengths` valid feature frames."""
-        return subsampled_length(lengths)
+        return self.encoder.output_lengths(lengths)
+
+    def embed(self, features_NTF: Tensor, state: ConformerState, lengths: Tensor | None) -> Tensor:
+        """The input of the first layer (N, C, E); arguments as for `forward`."""
+        return self.encoder.embed(features_NTF, state.processed_N)
 
 
 @dataclass
@@ -166,12 +172,12 @@ class _LayerStream:
     attention_NPE: Tensor
     convolution_NKE: Tensor
     mask_N1CS: Tensor
-    angles: tuple[Tensor, Tensor]
+    positions: Positions
     padding_NC1: Tensor | None
 
     def attend(self, x_NCE: Tensor) -> Tensor:
         attended: Tensor = self.layer.attention(
-            x_NCE, self.mask_N1CS, self.angles, past_NPE=self.attention_NPE
+            x_NCE, self.mask_N1CS, self.positions, past_NPE=self.attention_NPE
         )
         self.attention_NPE = _last_frames(self.attention_NPE, x_NCE)
         return attended

@@ -36,12 +36,14 @@ def depthwise(
     kernels for it are several times as fast as those for one dimension.
     """
     dtype = compute_dtype(x_NTE, convolution.weight)
-    assert convolution.bias is not None
+    bias_E = convolution.bias
+    if bias_E is None:
+        bias_E = convolution.weight.new_zeros(convolution.out_channels)
     if use_kernels(x_NTE, convolution.weight):
         mixed_NTE: Tensor = _FusedDepthwise.apply(  # type: ignore[no-untyped-call]
             x_NTE.to(dtype),
             convolution.weight.to(dtype),
-            convolution.bias.to(dtype),
+            bias_E.to(dtype),
             int(convolution.padding[0]) if padding is None else padding,
             chunk,
         )
@@ -51,7 +53,7 @@ def depthwise(
     mixed_NE1T: Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]
         x_NTE.to(dtype).transpose(1, 2).unsqueeze(2),
         convolution.weight.to(dtype).unsqueeze(2),
-        convolution.bias.to(dtype),
+        bias_E.to(dtype),
         int(convolution.padding[0]) if padding is None else padding,
     )
     return mixed_NE1T.squeeze(2).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Base classes of encoders, which turn feature frames of 10 ms into encoder frames of 40 ms.
+"""Base classes of encoders, which turn feature frames of 10 ms into encoder frames of 40 or 80 ms.
 
 Axes: N batch or streams, T feature frames, T' encoder frames, F mel bins, C encoder frames of a
 chunk, E encoder width.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class EncoderConfig:
     """Settings that all encoders have.
 
-    kind: conformer, zipformer, or the name of an encoder that `register_encoder` has added.
+    kind: conformer, fastconformer, zipformer, or the name of an encoder that `register_encoder` has added.
     num_mel_bins: mel bins of the features; `pruned-rnnt prepare` computes 80.
     causal: the encoder uses future frames only within a chunk, and can transcribe live audio.
     """
@@ -41,10 +41,11 @@ class Encoder(nn.Module):
     """Base class of encoders.
 
     `forward(features_NTF, feature_lengths)` returns (N, T', E) and the (N,) lengths in encoder
-    frames, on the device of feature_lengths; T' = (T - receptive_field) // 4 + 1. Encoder frame j
-    starts at feature frame 4 j.
+    frames, on the device of feature_lengths; T' = (T - receptive_field) // R + 1 with the rate
+    R = subsampling_factor. Encoder frame j starts at feature frame R j.
 
     Attributes:
+        subsampling_factor: feature frames per encoder frame.
         receptive_field: feature frames that one encoder frame needs.
         output_dim: E.
         chunking: chunk and left context of a causal encoder in evaluation mode, in its own units.
@@ -55,6 +56,7 @@ class Encoder(nn.Module):
 
     config: EncoderConfig
     receptive_field: int
+    subsampling_factor: int = SUBSAMPLING_FACTOR
     clock: Clock | None = None
     can_be_captured = False
 
@@ -69,7 +71,7 @@ class Encoder(nn.Module):
 
     def output_lengths(self, feature_lengths: Tensor) -> Tensor:
         """Encoder frames of utterances with these numbers of feature frames; 0 if too short."""
-        frames = (feature_lengths - self.receptive_field) // SUBSAMPLING_FACTOR + 1
+        frames = (feature_lengths - self.receptive_field) // self.subsampling_factor + 1
         return frames.clamp(min=0)
 
     def set_step(self, step: float) -> None:
@@ -112,7 +114,7 @@ class StreamingEncoder(nn.Module):
         chunk_size: C.
         left_frames: encoder frames of left context.
         input_frames: feature frames of a chunk.
-        shift: feature frames from one chunk to the next, 4 C.
+        shift: feature frames from one chunk to the next.
     """
 
     chunk_size: int

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
 from pruned_rnnt.model.conformer_streaming import StreamingConformer
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig, StreamingEncoder
+from pruned_rnnt.model.fastconformer import FastConformer, FastConformerConfig
+from pruned_rnnt.model.fastconformer_streaming import StreamingFastConformer
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
 from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
 from pruned_rnnt.model.zipformer.zipformer import Zipformer
@@ -22,6 +24,7 @@ class _EncoderKind(NamedTuple):
 
 _ENCODERS = {
     "conformer": _EncoderKind(ConformerConfig, Conformer, StreamingConformer),
+    "fastconformer": _EncoderKind(FastConformerConfig, FastConformer, StreamingFastConformer),
     "zipformer": _EncoderKind(ZipformerConfig, Zipformer, StreamingZipformer),
 }
 _BUILT_IN = frozenset(_ENCODERS)

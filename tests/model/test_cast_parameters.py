@@ -14,7 +14,7 @@ from pruned_rnnt.model.cast_parameters import CastParameters
 from pruned_rnnt.model.conformer import Conformer
 from tests.tiny_models import tiny_conformer
 
-MODULES = ("attention", "cast_parameters", "conformer", "subsampling")
+MODULES = ("attention", "cast_parameters", "conformer_stack", "subsampling")
 
 
 def use_gpu_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,13 @@ from torch import Tensor
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
-from pruned_rnnt.model.conformer import ConformerConfig
+from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder, stream_encoder
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
 from tests.model.chunks import encode_chunks
 from tests.model.zipformer_tiny import CAUSAL
-from tests.tiny_models import tiny_conformer, tiny_model
+from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model
 
 CONFORMER = tiny_conformer(
     num_mel_bins=CAUSAL.num_mel_bins,
@@ -27,7 +27,16 @@ CONFORMER = tiny_conformer(
     chunk_size=8,
     chunk_sizes=(4, 8),
 )
-CONFIGS = [CONFORMER, CAUSAL]
+FASTCONFORMER = tiny_fastconformer(
+    num_mel_bins=CAUSAL.num_mel_bins,
+    layers=2,
+    kernel_size=5,
+    causal=True,
+    chunk_size=8,
+    chunk_sizes=(4, 8),
+    feature_norm="fixed",
+)
+CONFIGS = [CONFORMER, FASTCONFORMER, CAUSAL]
 KINDS = [config.kind for config in CONFIGS]
 
 
@@ -71,7 +80,7 @@ def test_output_lengths(config: EncoderConfig) -> None:
 @torch.inference_mode()
 def test_set_chunks_equals_a_stream(config: EncoderConfig, chunk: int, left_chunks: int) -> None:
     encoder = make_encoder(config)
-    features, lengths = ragged([131, 110, 64])
+    features, lengths = ragged([131, 110, 65])
     as_trained, _ = encoder(features, lengths)
     encoder.set_chunks(chunk, left_chunks * chunk)
     whole, frames = encoder(features, lengths)
@@ -94,7 +103,7 @@ def test_stream_with_trained_chunks(config: EncoderConfig) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
 def test_training_draws_chunk_sizes(config: EncoderConfig) -> None:
-    quiet = {"dropout": 0.0} if isinstance(config, ConformerConfig) else {}
+    quiet = {"dropout": 0.0} if isinstance(config, ConformerSettings) else {}
     encoder = make_encoder(dataclasses.replace(config, **quiet)).train()  # type: ignore[arg-type]
     drawn = []
     if isinstance(encoder, Zipformer):
@@ -145,7 +154,7 @@ def test_model_sets_the_step_in_batches_of_ten_minutes() -> None:
 def test_streaming_search_equals_whole_utterances(config: EncoderConfig, chunk: int) -> None:
     model = tiny_model(config)
     model.encoder.set_chunks(chunk, 2 * chunk)
-    features, lengths = ragged([103, 60, 3])
+    features, lengths = ragged([103, 50, 3])
     whole = greedy_search(model, *model.encode(features, lengths))
     stream = StreamDecoder(model, new_greedy_search(model), chunk, 2 * chunk)
     streamed = stream.recognise(features, lengths)

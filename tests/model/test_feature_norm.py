@@ -35,6 +35,13 @@ def test_a_click_does_not_decide_the_speech_norm() -> None:
 
 def test_padding_and_empty_utterances() -> None:
     torch.testing.assert_close(centred(speech(), "speech", 30)[:100], centred(speech(), "speech"))
-    for kind in ("utterance", "speech"):
+    for kind in ("utterance", "speech", "bins"):
         empty = centre_features(torch.zeros(1, 4, 80), torch.tensor([0]), kind)
         assert empty.isfinite().all()
+
+
+def test_bins_get_zero_mean_and_unit_deviation_in_the_utterance() -> None:
+    normed = centred(speech() * 3, "bins", 30)[:100]
+    torch.testing.assert_close(normed.mean(0), torch.zeros(80), rtol=0, atol=1e-5)
+    torch.testing.assert_close(normed.std(0), torch.ones(80), rtol=0, atol=1e-4)
+    assert centred(speech(1), "bins").abs().max() == 0

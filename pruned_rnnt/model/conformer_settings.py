@@ -1,0 +1,74 @@
+"""Settings that Conformer encoders have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pruned_rnnt.config.checks import check_at_least, check_fractions
+from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.feature_norm import FeatureNorm, check_feature_norm
+
+# Left context of a stream, in chunks, for models trained with unlimited left context.
+_LEFT_CHUNKS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformerSettings(EncoderConfig):
+    """Sizes and behaviour of an encoder of Conformer layers.
+
+    Its frames are 40 ms in a conformer, and 80 ms in a fastconformer.
+
+    layers: number of Conformer layers.
+    dim: width of every layer, a multiple of twice the heads.
+    heads: attention heads of every layer.
+    feedforward_dim: inner width of the feed-forward modules.
+    kernel_size: kernel size of the convolution modules, in frames of 40 ms (fastconformer: 80 ms);
+        an odd number.
+    subsampling_channels: channels of the convolutions that subsample.
+    dropout: probability of dropping a value in training.
+    feature_norm: what is done to the features first. `none`: nothing; `fixed`: a constant is
+        subtracted; `utterance`: the mean of the utterance; `speech`: a mean in which loud frames
+        count most, so that silence around the speech changes nothing; `bins`: each mel bin gets the
+        mean 0 and the standard deviation 1 within the utterance.
+    chunk_size: for a causal encoder: frames of 40 ms (fastconformer: 80 ms) in a chunk, which
+        attend to each other.
+    left_chunks: for a causal encoder: earlier chunks that a chunk attends to; null for all.
+    chunk_sizes: for a causal encoder: training samples the chunk size of each batch from these; if
+        empty, it is always chunk_size.
+    """
+
+    least_mel_bins: ClassVar[int] = 1
+
+    layers: int = 4
+    dim: int = 128
+    heads: int = 4
+    feedforward_dim: int = 384
+    kernel_size: int = 15
+    subsampling_channels: int = 16
+    dropout: float = 0.1
+    feature_norm: FeatureNorm = "fixed"
+    chunk_size: int = 16
+    left_chunks: int | None = None
+    chunk_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        sizes = ("layers", "dim", "heads", "feedforward_dim", "kernel_size", "subsampling_channels")
+        least = dict.fromkeys(sizes, 1)
+        check_at_least("model.encoder", self, num_mel_bins=self.least_mel_bins, **least)
+        check_at_least("model.encoder", self, chunk_size=1, chunk_sizes=1, left_chunks=0)
+        check_fractions("model.encoder", self, "dropout", below_one=True)
+        if self.dim % (2 * self.heads):
+            raise ValueError(
+                f"model.encoder.dim is {self.dim}, needs a multiple of 2 * heads = {2 * self.heads}"
+            )
+        if self.kernel_size % 2 == 0:
+            raise ValueError(
+                f"model.encoder.kernel_size is {self.kernel_size}, needs an odd number"
+            )
+        check_feature_norm(self.feature_norm, self.causal)
+
+    @property
+    def stream_sizes(self) -> tuple[int, int]:
+        chunks = _LEFT_CHUNKS if self.left_chunks is None else self.left_chunks
+        return self.chunk_size, chunks * self.chunk_size

@@ -1,0 +1,135 @@
+"""What encoders of Conformer layers have in common: chunks, masks and the passes over the layers.
+
+Axes: N batch, T frames (after subsampling), F mel bins, E encoder width.
+
+Padding never affects a real frame: it is masked in attention and zeroed before each convolution
+over time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.attention import (
+    Positions,
+    attention_bias,
+    attention_kernels,
+    attention_mask,
+    may_be_padded,
+)
+from pruned_rnnt.model.conformer_settings import ConformerSettings
+from pruned_rnnt.model.depthwise import compute_dtype
+from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
+from pruned_rnnt.model.linear import Linear
+
+
+class ConformerStack(Encoder):
+    """Base class: subsampling by `embed`, then the layers.
+
+    Subclasses set `subsampling`, a module with a `projection` to E, and `layers`.
+
+    Attributes:
+        window: frames before and after each frame that it attends to, without chunks; None: all.
+    """
+
+    config: ConformerSettings
+    subsampling: nn.Module
+    layers: nn.ModuleList
+    window: tuple[int, int] | None = None
+
+    def __init__(self, config: ConformerSettings) -> None:
+        super().__init__(config, chunking=(config.chunk_size, config.left_chunks))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
+        """The input of the first layer (N, T', E): normalised, subsampled features."""
+        raise NotImplementedError
+
+    def positions(self, frames: int, device: torch.device, dtype: torch.dtype) -> Positions:
+        """The positions that the layers' attention takes for so many frames."""
+        raise NotImplementedError
+
+    def layer_dtype(self, x_NTE: Tensor) -> torch.dtype:
+        """The dtype of the layers' matrix products."""
+        projection = self.subsampling.projection
+        assert isinstance(projection, Linear)
+        return compute_dtype(x_NTE, projection.weight)
+
+    @property
+    def output_dim(self) -> int:
+        return self.config.dim
+
+    def set_chunks(self, chunk: int, left: int) -> None:
+        super().set_chunks(chunk, left)
+        self.chunking = (chunk, left // chunk)
+
+    def draw_choices(self) -> dict[str, Any]:
+        config = self.config
+        if not (config.causal and config.chunk_sizes):
+            return {}
+        drawn = int(torch.randint(len(config.chunk_sizes), (), device="cpu"))
+        return {"chunk_size": config.chunk_sizes[drawn]}
+
+    def forward(
+        self, features_NTF: Tensor, feature_lengths: Tensor, *, chunk_size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Encode a batch.
+
+        Args:
+            features_NTF: (N, T, F) log-mel energies; frames beyond the length are ignored.
+            feature_lengths: (N,) integer, on any device; if on the CPU, the output lengths are
+                too, and can be read without synchronising with the GPU.
+            chunk_size: of a causal encoder, in encoder frames. None: in training, sampled from the
+                sizes in the configuration if it has some; otherwise the value of `set_chunks` or of
+                the configuration.
+
+        Returns:
+            (N, T', E), where T' is `output_lengths` of T, and the (N,) lengths in encoder frames,
+            on the device of feature_lengths.
+
+        Raises:
+            ValueError: fewer frames than the receptive field, or a number of bins other than
+                configured.
+        """
+        config = self.config
+        if features_NTF.dim() != 3 or features_NTF.size(2) != config.num_mel_bins:
+            raise ValueError(
+                f"features has shape {tuple(features_NTF.shape)}, "
+                f"needs (N, T, {config.num_mel_bins})"
+            )
+        device = features_NTF.device
+        x_NTE = self.embed(features_NTF, feature_lengths)
+        lengths = self.output_lengths(feature_lengths)
+        frames = x_NTE.size(1)
+        lengths_here = lengths.to(device)
+        chunking = self._chunking(chunk_size)
+        dtype = self.layer_dtype(x_NTE)
+        padding_NT1 = mask = None
+        if may_be_padded(x_NTE, lengths):
+            beyond_NT = torch.arange(frames, device=device) >= lengths_here[:, None]
+            padding_NT1 = beyond_NT.unsqueeze(-1)
+            # Attention gives padding the weight 0, but 0 times NaN is NaN: padding must be finite.
+            x_NTE = x_NTE.masked_fill(padding_NT1, 0.0)
+        if padding_NT1 is not None or chunking != (None, None) or self.window is not None:
+            mask = attention_mask(lengths_here, frames, *chunking, window=self.window)
+            if should_avoid_cudnn_replanning(x_NTE):
+                mask = attention_bias(mask, dtype)
+        x_NTE = self.dropout(x_NTE)
+        positions = self.positions(frames, device, dtype)
+        with attention_kernels(x_NTE):
+            for layer in self.layers:
+                x_NTE = layer(x_NTE, padding_NT1, mask, positions)
+        return x_NTE, lengths
+
+    def _chunking(self, chunk_size: int | None) -> tuple[int | None, int | None]:
+        """The chunk size and the number of left chunks for this batch."""
+        config = self.config
+        if not config.causal:
+            return None, None
+        if chunk_size is None and self.training:
+            chunk_size = self.draw_choices().get("chunk_size")
+        return self.chunking if chunk_size is None else (chunk_size, config.left_chunks)
