@@ -86,7 +86,7 @@ ALLOWED = {
         "transcribe",
     },
     "finetune": {"data", "decode", "export", "interop", "licences", "model", "pretrained", "train"},
-    "interop": {"data", "loss", "model", "train"},
+    "interop": {"data", "decode", "loss", "model", "train"},
     "selfcheck": {"loss", "model", "ops", "train/engine", "train/optim"},
     "report": {"align", "data", "decode", "diagnostics", "model", "run", "train"},
 }

@@ -27,6 +27,7 @@ class ModelConfig:
     The `kind` of encoder and predictor chooses one of the classes in `kinds`.
 
     joiner_dim: width of the joiner, to which encoder and predictor output are projected.
+    joiner_activation: `tanh`, or `relu` as in NeMo's models.
     joiner_initial_scale: initial weights of the joiner's two projections as a fraction of torch's
         default, with biases within a tenth of it; null keeps torch's default for both. icefall's
         recipes have 0.25.
@@ -39,6 +40,7 @@ class ModelConfig:
         default_factory=PredictorConfig, metadata={"kinds": PREDICTOR_CONFIGS}
     )
     joiner_dim: int = 128
+    joiner_activation: Literal["tanh", "relu"] = "tanh"
     joiner_initial_scale: float | None = None
 
     def __post_init__(self) -> None:

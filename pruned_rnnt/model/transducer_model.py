@@ -42,6 +42,7 @@ class TransducerModel(SpeechModel):
             predictor_dim,
             config.joiner_dim,
             vocab_size,
+            config.joiner_activation,
             initial_scale=config.joiner_initial_scale,
             duration_count=len(loss.durations),
         )

@@ -75,9 +75,9 @@ def renamed(name: str, to: str, since: str = "ours") -> str | None:
     start = layer[0] if layer else ""
     rest = name[len(start) :]
     for names in _LAYER if layer else _OUTSIDE:
-        prefix: str = getattr(names, since)
+        prefix, target = str(getattr(names, since)), str(getattr(names, to))
         if rest.startswith(prefix):
-            return start + getattr(names, to) + rest[len(prefix) :]
+            return start + target + rest[len(prefix) :]
     return None
 
 

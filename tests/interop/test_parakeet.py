@@ -1,0 +1,249 @@
+"""Models of NeMo and transformers: the same outputs, losses and texts, and refusals.
+
+The expected values are those of nemo_toolkit 3.0.0 and transformers 5.24.0: parakeet_models.py.
+
+Axes: N batch, T encoder frames, U symbols, V outputs.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from torch import Tensor
+
+from pruned_rnnt.data.audio.nemo_features import nemo_features, nemo_frame_count
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.interop.nemo.imported_model import ImportedModel, import_model
+from pruned_rnnt.interop.nemo.safetensors_file import read_safetensors, write_safetensors
+from pruned_rnnt.model.ctc_model import ctc_log_probs
+from pruned_rnnt.model.feature_norm import centre_features
+from pruned_rnnt.model.transducer_model import TransducerModel
+from tests.interop.parakeet_models import (
+    NEMO,
+    SYMBOLS,
+    TARGETS,
+    TRANSFORMERS,
+    VALUES,
+    audio,
+    decoded_values,
+    formulas,
+    nemo_config,
+    stored,
+    tokenizer_model,
+    write_nemo,
+)
+
+EXPECTED: dict[str, Any] = json.loads(VALUES.read_text())
+CPU = torch.device("cpu")
+# Our id of each of their symbols, and of the blank.
+OURS = torch.tensor([2, *range(3, SYMBOLS + 2), 0])
+
+
+def tokenizer_json() -> bytes:
+    vocab = {"<unk>": 0, **{f"▁{chr(96 + i)}": i for i in range(1, SYMBOLS)}}
+    model = {"type": "BPE", "vocab": vocab, "merges": []}
+    blank = {"id": SYMBOLS, "content": "<pad>", "special": True}
+    return json.dumps({"model": model, "added_tokens": [blank]}).encode()
+
+
+def written(name: str, folder: Path, **changes: Any) -> Path:
+    """The model's archive or folder, with other settings of the configuration."""
+    state = formulas(EXPECTED[name]["shapes"])
+    if name in NEMO:
+        kind, encoder = NEMO[name]
+        config = nemo_config(kind, **encoder)
+        for key, value in changes.items():
+            section, _, inner = key.partition("__")
+            config = {**config, section: {**config[section], inner: value} if inner else value}
+        write_nemo(folder / "model.nemo", config, state, tokenizer_model())
+        return folder / "model.nemo"
+    (folder / "config.json").write_text(json.dumps({**EXPECTED[name]["config"], **changes}))
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    write_safetensors(folder / "model.safetensors", state)
+    return folder
+
+
+def encoded(imported: ImportedModel) -> tuple[Tensor, Tensor, Tensor]:
+    with torch.no_grad():
+        features, lengths = nemo_features(audio(), CPU, 80)
+        return features, *imported.model.encode(features, lengths)
+
+
+def close(actual: Tensor, text: str, step: int = 4) -> None:
+    actual = stored(actual.detach(), step)
+    expected = decoded_values(text, *actual.shape)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*NEMO, *TRANSFORMERS])
+def test_outputs_and_texts_are_the_same(name: str, tmp_path: Path) -> None:
+    expected = EXPECTED[name]
+    imported = import_model(written(name, tmp_path))
+    model = imported.model
+    features, encoded_NTE, lengths = encoded(imported)
+    assert lengths.tolist() == expected["lengths"]
+    frames = nemo_frame_count(len(audio()[0]))
+    kind = model.encoder.config.feature_norm  # type: ignore[attr-defined]
+    normed = centre_features(features, torch.tensor([frames] * 3), kind)
+    close(normed[:, :frames], _until(expected["features"], frames, 20, 80), 20)
+    close(encoded_NTE, expected["encoded"])
+    if "ctc" in expected:
+        log_probs = ctc_log_probs(model, encoded_NTE)
+        close(log_probs[..., OURS], expected["ctc"])
+        assert float(log_probs.detach()[..., 1].exp().max()) == 0
+    if "joint" not in expected:
+        return
+    assert isinstance(model, TransducerModel)
+    predicted = model.predictor.forward_targets(OURS[torch.tensor(TARGETS)])
+    nodes = model.joiner.encoder_proj(encoded_NTE), model.joiner.decoder_proj(predicted)
+    nodes = nodes[0][:, :, None], nodes[1][:, None]
+    if model.loss_config.durations:
+        tokens, durations = model.joiner.with_durations(*nodes)
+        joint = torch.cat((tokens[..., OURS], durations), -1)
+    else:
+        joint = model.joiner(*nodes)[..., OURS]
+    if name in NEMO:  # on a CPU, its joint normalises, also with durations
+        joint = joint.log_softmax(-1)
+    close(joint, expected["joint"])
+    with torch.no_grad():
+        found = new_greedy_search(model, max_symbols_per_frame=10)(encoded_NTE, lengths)
+    theirs = {int(ours): index for index, ours in enumerate(OURS)}
+    assert [[theirs[s] for s in one.symbols] for one in found] == expected["tokens"]
+    assert sum(map(len, expected["tokens"])) > 5
+
+
+def _until(text: str, frames: int, step: int, width: int) -> str:
+    """The stored values of the first frames; there is padding behind them."""
+    from tests.interop.parakeet_models import encoded_values
+
+    values = decoded_values(text, -1, width)
+    return encoded_values(values[: -(-frames // step)])
+
+
+@pytest.mark.parametrize("name", ["nemo_rnnt", "nemo_tdt", "nemo_ctc"])
+def test_texts_of_recordings(name: str, tmp_path: Path) -> None:
+    imported = import_model(written(name, tmp_path))
+    texts = imported.texts(audio())
+    assert [imported.texts([wave])[0] for wave in audio()] == texts
+    if name != "nemo_ctc":
+        pieces = sentencepiece.SentencePieceProcessor(model_proto=tokenizer_model())
+        expected = pieces.decode([[t for t in x if t] for x in EXPECTED[name]["tokens"]])
+        assert [text.replace("<unk>", "").split() for text in texts] == [
+            x.split() for x in expected
+        ]
+    assert imported.texts([]) == []
+
+
+@pytest.mark.parametrize("name", ["nemo_rnnt", "nemo_tdt", "transformers_tdt"])
+def test_loss_is_that_of_the_outputs(name: str, tmp_path: Path) -> None:
+    imported = import_model(written(name, tmp_path))
+    model = imported.model
+    features, lengths = nemo_features(audio(), CPU, 80)
+    targets, target_lengths = OURS[torch.tensor(TARGETS)].int(), torch.tensor([4, 2, 3])
+    losses = model(features, lengths, targets, target_lengths, step=0)
+    losses.objective.backward()
+    assert losses.total.isfinite().all()
+    bias = model.joiner.output_linear.bias.grad  # type: ignore[union-attr]
+    assert float(bias[1]) == 0  # type: ignore[index, arg-type]
+    assert float(bias[0]) != 0  # type: ignore[index, arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("nemo_rnnt", {"target": "a.EncDecMultiTaskModel"}, "target is 'EncDecMultiTaskModel'"),
+        ("nemo_rnnt", {"encoder__subsampling": "striding"}, "encoder.subsampling is 'striding'"),
+        ("nemo_rnnt", {"encoder__subsampling_factor": 4}, "encoder.subsampling_factor is 4"),
+        ("nemo_rnnt", {"encoder__self_attention_model": "abs_pos"}, "self_attention_model"),
+        ("nemo_rnnt", {"encoder__global_tokens": 1}, "encoder.global_tokens is 1"),
+        ("nemo_rnnt", {"encoder__att_context_size": [4, -1]}, "att_context_size"),
+        ("nemo_rnnt", {"encoder__att_context_style": "chunked_limited"}, "conv_context_size None"),
+        ("nemo_rnnt", {"encoder__d_model": 48}, "does not fit"),
+        ("nemo_rnnt", {"preprocessor__normalize": "all_features"}, "preprocessor.normalize"),
+        ("nemo_rnnt", {"preprocessor__n_fft": 1024}, "preprocessor.n_fft is 1024"),
+        ("nemo_rnnt", {"joint__num_extra_outputs": 2}, "num_extra_outputs 2"),
+        ("nemo_rnnt", {"decoder__normalization_mode": "layer"}, "decoder.normalization_mode"),
+        ("nemo_rnnt", {"loss": {"loss_name": "multiblank_rnnt"}}, "'multiblank_rnnt'"),
+        ("nemo_tdt", {"loss": {"loss_name": "tdt"}}, "loss.tdt_kwargs.durations"),
+        ("transformers_rnnt", {"model_type": "lasr_ctc"}, "model_type is 'lasr_ctc'"),
+        ("transformers_rnnt", {"hidden_act": "gelu"}, "config.hidden_act is 'gelu'"),
+        ("transformers_rnnt", {"blank_token_id": 3}, "the id of the blank is 3"),
+    ],
+)
+def test_other_models_are_refused_by_name(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        import_model(written(name, tmp_path, **changes))
+
+
+def archive_of(path: Path, **files: bytes) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name.replace("__", "/"))
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("evil"),))
+
+
+def test_bad_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = json.dumps(nemo_config("rnnt")).encode()
+    weights = io.BytesIO()
+    torch.save({"a": _Evil()}, weights)
+    files = {"model_config.yaml": config, "tokenizer.model": tokenizer_model()}
+    for changed, message in (
+        ({"model_config.yaml": None}, "has no model_config.yaml"),
+        ({"model_config.yaml": b"a: [1"}, "model_config.yaml is no YAML file"),
+        ({"model_config.yaml": b"- 1"}, "is not a mapping"),
+        ({"tokenizer.model": None}, r"has 0 files \*tokenizer.model"),
+        ({}, "has no model_weights.ckpt"),
+        ({"model_weights.ckpt": weights.getvalue()}, "can run code"),
+        ({"model_weights.ckpt": b"PK\x03\x04"}, "truncated or damaged"),
+        ({"..__model_weights.ckpt": b"x"}, "has no model_weights.ckpt"),
+    ):
+        present = {k: v for k, v in {**files, **changed}.items() if v is not None}
+        with pytest.raises(ValueError, match=message):
+            import_model(archive_of(tmp_path / "bad.nemo", **present))
+    (tmp_path / "text.nemo").write_text("no archive")
+    with pytest.raises(ValueError, match=r"not a \.nemo archive"):
+        import_model(tmp_path / "text.nemo")
+    with tarfile.open(tmp_path / "link.nemo", "w") as archive:
+        member = tarfile.TarInfo("model_config.yaml")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+    with pytest.raises(ValueError, match=r"has no model_config\.yaml"):
+        import_model(tmp_path / "link.nemo")
+    assert not (tmp_path / "evil").exists()
+
+
+def test_safetensors_files(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    tensors = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
+    write_safetensors(path, {**tensors, "c": torch.tensor(3)})
+    found = read_safetensors(path)
+    assert {name: x.dtype for name, x in found.items()} == {
+        "a": torch.float32,
+        "b": torch.bfloat16,
+        "c": torch.int64,
+    }
+    assert all(torch.equal(found[name], x) for name, x in tensors.items())
+    assert found["c"].shape == ()
+    content = path.read_bytes()
+    for damaged in (b"", content[:20], content[:-9], content.replace(b"[2, 3]", b"[2, 9]")):
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="damaged"):
+            read_safetensors(path)
