@@ -31,6 +31,8 @@ from pruned_rnnt.model.striding_subsampling import STRIDING_FACTOR, StridingSubs
 class FastConformerConfig(ConformerSettings):
     """Sizes and behaviour of the encoder; its frames are 80 ms, after subsampling by eight.
 
+    Models that are imported in Python have it; the commands do not support it.
+
     convolution_norm: normalisation in the convolution modules: `batch` over the frames of a
         training batch, or `layer` over the channels of a frame.
     bias: whether linear layers and convolutions of the layers have biases.

@@ -27,6 +27,10 @@ _TOKEN_FOLDERS = (".", "..", "data/lang*", "../data/lang*")
 _PRETRAINED = "pretrained.pt"
 _NUMBERED = re.compile(r"(epoch|checkpoint)-\d+\.pt")
 _SHOWN_NAMES = 8
+_OF_NEMO = (
+    "{} is {}, which the commands and pruned_rnnt.load do not support: in Python, "
+    "pruned_rnnt.interop.nemo.imported_model.import_model reads it"
+)
 
 
 class NoModelError(UsageError):
@@ -62,6 +66,8 @@ def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
         return _in_folder(path, tokens)
     if not path.is_file():
         raise NoModelError(f"neither a run nor an exported model at {path}: it does not exist")
+    if path.suffix == ".nemo":
+        raise NoModelError(_OF_NEMO.format(path, "a NeMo archive"))
     kind = _format_of(path)
     if kind == model_file.FORMAT:
         return FoundModel(kind="file", path=path)
@@ -91,6 +97,8 @@ def _in_folder(folder: Path, tokens: Path | None) -> FoundModel:
     if (folder / SETTINGS_NAME).is_file() and any(folder.glob("*.onnx")):
         return FoundModel(kind="onnx", path=folder)
     found = _icefall_checkpoint(folder)
+    if found is None and (folder / "config.json").is_file():
+        raise NoModelError(_OF_NEMO.format(folder, "a folder of transformers"))
     if found is None:
         raise NoModelError(
             f"no model in {folder}, which has {_names_in(folder)}. Needed: {CONFIG_NAME} (a run), "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.model.encoder_kinds import check_frame_rate
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.train.card_config import CardConfig
 from pruned_rnnt.train.engine.train_config import TrainConfig
@@ -32,6 +33,7 @@ class ExperimentConfig:
     card: CardConfig = field(default_factory=CardConfig)
 
     def __post_init__(self) -> None:
+        check_frame_rate(self.model.encoder)
         if self.finetune != FinetuneConfig() and not self.train.init:
             raise ValueError("the settings of finetune need train.init, the model to start from")
         if self.train.compile_encoder and self.finetune.lora.rank > 0:

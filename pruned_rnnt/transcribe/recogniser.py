@@ -14,6 +14,7 @@ from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import launch_head_paths
 from pruned_rnnt.export.stream_sizes import stream_sizes
+from pruned_rnnt.model.encoder_kinds import check_frame_rate
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -59,6 +60,7 @@ class Recogniser(AudioRecogniser):
         decode: DecodeConfig | None = None,
         language_model: LanguageModel | None = None,
     ) -> None:
+        check_frame_rate(model.encoder.config)
         super().__init__(tokenizer, p99_duration, calibration, segments)
         self.model = model.eval()
         transpose_in_memory(model.encoder)

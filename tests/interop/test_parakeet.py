@@ -13,19 +13,25 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import sentencepiece
 import torch
 from torch import Tensor
 
+import pruned_rnnt
+from pruned_rnnt.config import load_config
 from pruned_rnnt.data.audio.nemo_features import nemo_features, nemo_frame_count
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.interop.nemo.exported_model import export_model
 from pruned_rnnt.interop.nemo.imported_model import ImportedModel, import_model
 from pruned_rnnt.interop.nemo.safetensors_file import read_safetensors, write_safetensors
+from pruned_rnnt.interop.nemo.symbols import symbols_of_json, tokenizer_json_of
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.feature_norm import centre_features
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.transcribe.recogniser import Recogniser
+from pruned_rnnt.usage_errors import UsageError
 from tests.interop.parakeet_models import (
     NEMO,
     SYMBOLS,
@@ -40,6 +46,7 @@ from tests.interop.parakeet_models import (
     tokenizer_model,
     write_nemo,
 )
+from tests.tiny_models import tiny_conformer, tiny_model
 
 EXPECTED: dict[str, Any] = json.loads(VALUES.read_text())
 CPU = torch.device("cpu")
@@ -247,3 +254,72 @@ def test_safetensors_files(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged"):
             read_safetensors(path)
+
+
+@pytest.mark.parametrize("name", [*NEMO, *TRANSFORMERS])
+def test_exported_models_have_the_names_and_outputs_of_the_source(
+    name: str, tmp_path: Path
+) -> None:
+    imported = import_model(written(name, tmp_path))
+    path = tmp_path / ("exported.nemo" if name in NEMO else "exported")
+    export_model(imported.model, imported.tokenizer, path)
+    state = formulas(EXPECTED[name]["shapes"])
+    if name in NEMO:
+        with tarfile.open(path) as archive:
+            content = archive.extractfile("model_weights.ckpt")
+            assert content is not None
+            found = torch.load(io.BytesIO(content.read()), weights_only=True)
+        assert found.pop("preprocessor.featurizer.window").shape == (400,)
+        assert found.pop("preprocessor.featurizer.fb").shape == (1, 80, 257)
+        for key, value in state.items():
+            torch.testing.assert_close(found[key], value)
+    else:
+        found = read_safetensors(path / "model.safetensors")
+    assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in state.items()}
+    again = import_model(path)
+    assert again.tokenizer.symbols == imported.tokenizer.symbols
+    torch.testing.assert_close(encoded(again)[1], encoded(imported)[1])
+    assert again.texts(audio()) == imported.texts(audio())
+    with pytest.raises(ValueError, match="exists"):
+        export_model(imported.model, imported.tokenizer, path)
+
+
+def test_exported_symbols_encode_texts_alike(tmp_path: Path) -> None:
+    imported = import_model(written("nemo_rnnt", tmp_path))
+    data = tokenizer_json_of(imported.tokenizer)
+    again = symbols_of_json(data).tokenizer
+    for text in ("seven nine", "zero one two seventeen", "xyz one"):
+        assert again.encode(text) == imported.tokenizer.encode(text)
+        assert again.decode(again.encode(text)) == imported.tokenizer.decode(again.encode(text))
+
+
+def test_models_that_others_lack_are_not_exported(tmp_path: Path) -> None:
+    for name, target, message in (
+        ("nemo_causal", "folder", "model.encoder.causal is True"),
+        ("nemo_window", "folder", r"model.encoder.window is \(3, 2\)"),
+        ("nemo_rnnt", "folder", "model.predictor.dim is 24 and model.joiner_dim 20"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        imported = import_model(written(name, folder))
+        with pytest.raises(ValueError, match=message):
+            export_model(imported.model, imported.tokenizer, folder / target)
+        assert not (folder / target).exists()
+    other = tiny_model(tiny_conformer())
+    with pytest.raises(ValueError, match=r"model\.encoder\.kind is conformer"):
+        export_model(other, imported.tokenizer, tmp_path / "a.nemo")
+
+
+def test_commands_and_load_name_what_reads_these_models(tmp_path: Path) -> None:
+    archive = written("nemo_rnnt", tmp_path)
+    with pytest.raises(UsageError, match="import_model reads it"):
+        pruned_rnnt.load(archive)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(UsageError, match="a folder of transformers"):
+        pruned_rnnt.load(written("transformers_ctc", folder))
+    imported = import_model(archive)
+    with pytest.raises(ValueError, match="kind is fastconformer"):
+        Recogniser(imported.model, imported.tokenizer)
+    with pytest.raises(ValueError, match="kind is fastconformer"):
+        load_config(ExperimentConfig, None, ["model.encoder.kind=fastconformer"])

@@ -57,7 +57,7 @@ def nemo_features(
         scale = 2**-15 if samples_S.dtype == np.int16 else 1
         row_S[: len(samples_S)] = torch.from_numpy(samples_S.astype(np.float32)) * scale
         row_S[1 : len(samples_S)] -= _PREEMPHASIS * row_S[: len(samples_S) - 1].clone()
-    window_S, filters_FB = _constants(device, num_mel_bins)
+    window_S, filters_FB = nemo_constants(device, num_mel_bins)
     spectrum_NBT = torch.stft(
         waves_NS.to(device),
         _SPECTRUM,
@@ -73,7 +73,7 @@ def nemo_features(
 
 
 @cache
-def _constants(device: torch.device, num_mel_bins: int) -> tuple[Tensor, Tensor]:
+def nemo_constants(device: torch.device, num_mel_bins: int) -> tuple[Tensor, Tensor]:
     """The window and the mel filters (F, B)."""
     window_S = torch.hann_window(_WINDOW, periodic=False, device=device)
     return window_S, mel_filters(num_mel_bins).float().to(device)

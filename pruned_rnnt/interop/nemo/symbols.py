@@ -11,7 +11,13 @@ from typing import Any, NamedTuple
 
 from sentencepiece import sentencepiece_model_pb2
 
-from pruned_rnnt.data.tokens.tokenizer import BLANK_SYMBOL, SOS_EOS_SYMBOL, UNKNOWN_ID, Tokenizer
+from pruned_rnnt.data.tokens.tokenizer import (
+    BLANK_SYMBOL,
+    SOS_EOS_SYMBOL,
+    UNKNOWN_ID,
+    WORD_START,
+    Tokenizer,
+)
 
 # protobuf creates the classes of this module at import, so type checkers do not see them.
 proto: Any = sentencepiece_model_pb2
@@ -120,3 +126,50 @@ def sentencepiece_of(tokenizer: Tokenizer) -> bytes:
     model.trainer_spec.unk_id = 0
     data: bytes = model.SerializeToString()
     return data
+
+
+def tokenizer_json_of(tokenizer: Tokenizer) -> bytes:
+    """The same symbols as a tokenizer.json, with `<pad>` for the blank behind them.
+
+    Raises:
+        ValueError: the symbols are neither BPE nor unigrams.
+    """
+    model = proto.ModelProto()
+    model.ParseFromString(sentencepiece_of(tokenizer))
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    kinds = proto.TrainerSpec
+    written: dict[str, Any]
+    if model.trainer_spec.model_type == kinds.BPE:
+        vocab = {piece: i for i, (piece, _) in enumerate(pieces)}
+        ranked = sorted(pieces, key=lambda each: -each[1])
+        merges = [
+            [piece[:i], piece[i:]]
+            for piece, _ in ranked
+            for i in range(1, len(piece))
+            if piece[:i] in vocab and piece[i:] in vocab
+        ]
+        written = {"type": "BPE", "vocab": vocab, "merges": merges, "unk_token": "<unk>"}
+    elif model.trainer_spec.model_type == kinds.UNIGRAM:
+        written = {"type": "Unigram", "vocab": [list(piece) for piece in pieces], "unk_id": 0}
+    else:
+        raise ValueError("the tokenizer is neither BPE nor unigram; transformers supports these")
+    space = {
+        "type": "Metaspace",
+        "replacement": WORD_START,
+        "prepend_scheme": "always",
+        "split": True,
+    }
+    blank = {"id": len(pieces), "content": "<pad>", "special": True}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{**blank, **flags}],
+        "normalizer": None,
+        "pre_tokenizer": space,
+        "post_processor": None,
+        "decoder": space,
+        "model": written,
+    }
+    return json.dumps(content, ensure_ascii=False).encode()
