@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt.config import load_config
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.audio.nemo_features import nemo_features, nemo_frame_count
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.interop.nemo.exported_model import export_model
@@ -29,9 +29,9 @@ from pruned_rnnt.interop.nemo.symbols import symbols_of_json, tokenizer_json_of
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.feature_norm import centre_features
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.transcribe.recogniser import Recogniser
-from pruned_rnnt.usage_errors import UsageError
 from tests.interop.parakeet_models import (
     NEMO,
     SYMBOLS,
