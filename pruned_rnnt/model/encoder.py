@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class EncoderConfig:
     """Settings that all encoders have.
 
-    kind: conformer, fastconformer, zipformer, or the name of an encoder that `register_encoder` has added.
+    kind: conformer, fastconformer, zipformer, or the name of an encoder that `register_encoder` has
+        added.
     num_mel_bins: mel bins of the features; `pruned-rnnt prepare` computes 80.
     causal: the encoder uses future frames only within a chunk, and can transcribe live audio.
     """

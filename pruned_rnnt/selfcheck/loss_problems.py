@@ -14,17 +14,18 @@ from torch import Tensor
 
 from pruned_rnnt.loss.bounds import prune, prune_bounds
 from pruned_rnnt.loss.ctc import ctc_loss
-from pruned_rnnt.loss.fused import rnnt_loss_fused
-from pruned_rnnt.loss.fused_tdt import rnnt_loss_tdt_fused
+from pruned_rnnt.loss.fused import rnnt_loss_fused, rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
-from pruned_rnnt.loss.logit_losses import rnnt_loss, rnnt_loss_pruned
-from pruned_rnnt.loss.multi_blank import rnnt_loss_multi_blank
+from pruned_rnnt.loss.logit_losses import (
+    rnnt_loss,
+    rnnt_loss_multi_blank,
+    rnnt_loss_pruned,
+    rnnt_loss_tdt,
+)
 from pruned_rnnt.loss.mutual_information import mutual_information
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
 from pruned_rnnt.loss.results import Bounds, Occupancy
 from pruned_rnnt.loss.simple import rnnt_loss_simple
-from pruned_rnnt.loss.simple_tdt import rnnt_loss_tdt_simple
-from pruned_rnnt.loss.tdt import rnnt_loss_tdt
 from pruned_rnnt.selfcheck.problem import Outputs
 
 _N, _T, _U, _S, _E, _D, _V = 4, 29, 11, 5, 24, 16, 61
@@ -111,13 +112,6 @@ def _tdt(logits: Tensor, durations: Tensor, *, banded: bool = False) -> Outputs:
         reduction="none",
     )
     return {"loss": loss}
-
-
-def _tdt_simple(am: Tensor, lm: Tensor, am_K: Tensor, lm_K: Tensor) -> Outputs:
-    result = rnnt_loss_tdt_simple(
-        am, lm, am_K, lm_K, *_batch(am.device), durations=_DURATIONS, reduction="none"
-    )
-    return {"loss": result.loss}
 
 
 def _tdt_fused(
@@ -210,11 +204,6 @@ def loss_problems() -> list[LossProblem]:
             name="TDT, pruned",
             leaves=(band, (*band[:3], count)),
             run=lambda *x: _tdt(*x, banded=True),
-        ),
-        LossProblem(
-            name="TDT, simple",
-            leaves=(*am_lm, (_N, _T, count), (_N, _U + 1, count)),
-            run=_tdt_simple,
         ),
         LossProblem(
             name="TDT, fused",
