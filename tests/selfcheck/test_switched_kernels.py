@@ -127,7 +127,11 @@ def test_encoder_kernels_and_graphs_are_switched(monkeypatch: pytest.MonkeyPatch
     parameter = SimpleNamespace(device=torch.device("cuda"), requires_grad=True, is_cuda=True)
     monkeypatch.setattr(encoder, "parameters", lambda: iter([parameter]))
     assert "switched off" in graph_obstacle(encoder)
-    model = SimpleNamespace(parameters=lambda: iter([parameter]), inference_graphs=1)
+    model = SimpleNamespace(
+        parameters=lambda: iter([parameter]),
+        encoder=SimpleNamespace(can_be_captured=True),
+        inference_graphs=1,
+    )
     choose_graphs("auto", model)  # type: ignore[arg-type]
     assert model.inference_graphs is None
 
