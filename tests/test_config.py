@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -15,10 +15,13 @@ from pruned_rnnt.config.load import (
     differences,
     from_dict,
     load_config,
+    plain_yaml,
     to_dict,
     to_yaml,
     value_of,
 )
+from pruned_rnnt.model.model_config import LossConfig
+from pruned_rnnt.train.experiment import ExperimentConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,3 +299,34 @@ def test_another_kind_drops_the_settings_of_the_base(tmp_path: Path) -> None:
 def test_errors_of_a_section_of_several_kinds(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(Experiment, None, overrides)
+
+
+def test_removed_settings_name_their_replacement_and_saved_runs_are_read(tmp_path: Path) -> None:
+    removed: dict[str, Any] = {
+        "decode": {
+            "method": "fast_beam_search",
+            "fast_beam": {"beam": 10.0, "max_contexts": 8, "max_states": 64},
+            "refinements": 0,
+        },
+        "loss": {"predictor_mask_probability": 0.5},
+        "optimiser": {"name": "paper_scaled_adam"},
+    }
+    saved = from_dict(ExperimentConfig, removed)
+    assert (saved.decode.method, saved.optimiser.name) == ("modified_beam", "scaled_adam")
+    assert from_dict(LossConfig, removed["loss"]) == LossConfig()
+    path = tmp_path / "config.yaml"
+    path.write_text(plain_yaml(removed))
+    assert load_config(ExperimentConfig, path, is_run=True) == saved
+    unused = {"decode": {"refinements": 0}, "loss": {"predictor_mask_probability": 0.0}}
+    path.write_text(plain_yaml(unused))
+    assert load_config(ExperimentConfig, path) == ExperimentConfig()
+    for key, message in (
+        ("decode.method=fast_beam_search", "use modified_beam"),
+        ("decode.fast_beam.beam=10", "decode.method=modified_beam"),
+        ("decode.refinements=1", "modified_beam"),
+        ("loss.predictor_mask_probability=0.5", "loss.kind=ctc"),
+        ("optimiser.name=paper_scaled_adam", "use scaled_adam"),
+    ):
+        name = key.replace(".beam=10", "").partition("=")[0]
+        with pytest.raises(ConfigError, match=rf"'{name}[^']*' was removed: .*{message}"):
+            load_config(ExperimentConfig, None, [key], is_run=True)

@@ -61,7 +61,7 @@ def test_keys_have_meaning_unit_default_and_choices(
         "  # seconds of speech in a training batch, without padding. (default: 60.0)\n"
         "  max_duration: 300.0\n"
     ) in shown
-    assert "paper_scaled_adam. (default: adamw)\n  name: adamw\n" in shown
+    assert "(default: adamw)\n  name: adamw\n" in shown
     assert "frames of 40 ms" in shown
     assert max(len(line) for line in shown.splitlines()) <= 80
 

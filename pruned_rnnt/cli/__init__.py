@@ -46,7 +46,7 @@ Train and use transducer speech recognisers.
   pruned-rnnt train exp/synthetic                        continue after an interruption
   pruned-rnnt finetune exp/synthetic data/calls          start from a trained model
   pruned-rnnt decode exp/synthetic                       transcribe the test set, WER
-  pruned-rnnt inspect exp/synthetic                      history and curves of the run
+  pruned-rnnt inspect exp/synthetic                      history of the run
   pruned-rnnt report exp/synthetic                       a web page of curves and errors
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
   pruned-rnnt transcribe exp/synthetic a.wav             transcribe your own audio

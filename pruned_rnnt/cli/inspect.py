@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 _HELP = (
-    "For a run's folder: prints a table and draws RUN/curves.png. For a configuration\n"
-    "(a YAML file, or the name of a packaged one): prints the model's size and histograms of\n"
-    "durations and lattice sizes.\n\n" + OVERRIDES_HELP
+    "For a run's folder: prints a table; 'pruned-rnnt report RUN' shows its curves. For a\n"
+    "configuration (a YAML file, or the name of a packaged one): prints the model's size and\n"
+    "histograms of durations and lattice sizes.\n\n" + OVERRIDES_HELP
 )
 
 
@@ -35,7 +35,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def inspect(options: argparse.Namespace, console: Console) -> int:
-    """Show a run's history and curves, or a configuration's model and data."""
+    """Show a run's history, or a configuration's model and data."""
     from rich.console import Console
 
     from pruned_rnnt.config.help import settings_as_yaml
@@ -48,7 +48,7 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         inspect_run(options.target, Console())
         return 0
     path = config_path(options.target) if is_run else options.target
-    config, _ = load_experiment(path, options.overrides)
+    config, _ = load_experiment(path, options.overrides, is_run=is_run)
     if options.keys:
         print(settings_as_yaml(config), end="")
     else:

@@ -1,6 +1,25 @@
-"""Range checks of settings, for the constructors of configuration classes."""
+"""Range checks of settings, for the constructors of configuration classes, and removed settings."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Removed(NamedTuple):
+    """A setting of earlier versions, or values of a setting, that no longer exist.
+
+    A configuration class lists them in its class variable `REMOVED`, by the name of the setting.
+
+    advice: what to do; ends the error message.
+    unused: the value with which a removed setting had no effect: files may still contain it.
+    replacements: for each removed value of a setting that still exists, the value that takes its
+        place when a saved run is read.
+    """
+
+    advice: str
+    unused: Any = None
+    replacements: Mapping[str, str] = {}
 
 
 def check_at_least(section: str, config: object, **least: float) -> None:

@@ -35,6 +35,7 @@ def load_config(
     overrides: Iterable[str] = (),
     *,
     base: tuple[str, Mapping[str, Any]] | None = None,
+    is_run: bool = False,
 ) -> ConfigT:
     """Build a `cls` from its defaults, a YAML file and `section.key=value` overrides.
 
@@ -44,6 +45,8 @@ def load_config(
         yaml_path: file with differences from the defaults, or the name of a packaged one (`own`
             for configs/own.yaml), or None.
         overrides: each `section.key=value`; the value is read as YAML.
+        is_run: the file is that of a run that is not trained further: settings that this version
+            has no more are skipped.
 
     Raises:
         ConfigError: missing or malformed file, unknown key, wrong type, value out of range.
@@ -53,7 +56,10 @@ def load_config(
         files = read_with_bases(config_file(yaml_path))
         _drop_other_kinds(cls, files)
         layers += files
+    if is_run:
+        _drop_removed(cls, layers, refuse=False)
     layers += [(f"override '{item}'", parse_override(item)) for item in overrides]
+    _drop_removed(cls, layers, refuse=True)
     return _merge(cls, layers)
 
 
@@ -76,7 +82,9 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "conf
     Args:
         source: origin of the values, for the error message.
     """
-    return _merge(cls, [(source, plain_values(values, source))])
+    layers = [(source, plain_values(values, source))]
+    _drop_removed(cls, layers, refuse=False)
+    return _merge(cls, layers)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -212,11 +220,48 @@ def _drop_other_kinds(cls: type, files: list[tuple[str, Any]]) -> None:
             earlier.append(node)
 
 
-def _sections_with_kinds(cls: type, prefix: str = "") -> Iterator[tuple[str, Mapping[str, type]]]:
+def _drop_removed(cls: type, layers: list[tuple[str, Any]], *, refuse: bool) -> None:
+    """Removes settings that `cls` no longer has from the layers.
+
+    Raises:
+        ConfigError: one has an effect, and `refuse`; otherwise it is skipped or replaced.
+    """
+    from omegaconf import OmegaConf
+
+    removals = [
+        (prefix, name, removed)
+        for prefix, section in _sections(cls)
+        for name, removed in getattr(section, "REMOVED", {}).items()
+    ]
+    for source, values in layers:
+        for prefix, name, removed in removals:
+            node = OmegaConf.select(values, prefix[:-1]) if prefix else values
+            if not isinstance(node, MutableMapping) or name not in node:
+                continue
+            value = node[name]
+            if removed.replacements and value not in removed.replacements:
+                continue
+            if refuse and value != removed.unused:
+                shown = f"{prefix}{name}={value}" if removed.replacements else f"{prefix}{name}"
+                raise ConfigError(f"{source}: '{shown}' was removed: {removed.advice}")
+            if removed.replacements:
+                node[name] = removed.replacements[value]
+            else:
+                del node[name]
+
+
+def _sections_with_kinds(cls: type) -> Iterator[tuple[str, Mapping[str, type]]]:
+    for prefix, section in _sections(cls):
+        for field in dataclasses.fields(section):
+            if "kinds" in field.metadata:
+                yield prefix + field.name, field.metadata["kinds"]
+
+
+def _sections(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
+    """`cls` and the classes of its sections, with the prefixes of their keys."""
+    yield prefix, cls
     for field in dataclasses.fields(cls):
-        if "kinds" in field.metadata:
-            yield prefix + field.name, field.metadata["kinds"]
-        elif isinstance(field.default_factory, type) and dataclasses.is_dataclass(
-            field.default_factory
-        ):
-            yield from _sections_with_kinds(field.default_factory, f"{prefix}{field.name}.")
+        section = field.default_factory
+        is_section = isinstance(section, type) and dataclasses.is_dataclass(section)
+        if is_section and "kinds" not in field.metadata:
+            yield from _sections(cast(type, section), f"{prefix}{field.name}.")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pruned_rnnt.config.checks import check_at_least
+from pruned_rnnt.config.checks import Removed, check_at_least
 from pruned_rnnt.decode.encode import Precision
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.scoring.headline import MetricChoice
-from pruned_rnnt.decode.search.fast_beam import FastBeamConfig
 
 BEAM_METHODS = ("modified_beam", "ctc_prefix_beam")
 _NEEDS_BEAM = f"decode.method={' or '.join(BEAM_METHODS)}"
@@ -19,10 +19,9 @@ _NEEDS_BEAM = f"decode.method={' or '.join(BEAM_METHODS)}"
 class DecodeConfig:
     """The search method, its settings, and the data and checkpoint to decode.
 
-    method: greedy; modified_beam (supports fusion); fast_beam_search (needs k2);
-        non_autoregressive (without the predictor, for models trained with
-        loss.predictor_mask_probability); ctc_greedy and ctc_prefix_beam (supports fusion) use the
-        CTC head. Models of loss.kind=ctc have only the last two; greedy is then ctc_greedy.
+    method: greedy; modified_beam (supports fusion); ctc_greedy and ctc_prefix_beam (supports
+        fusion), of the CTC head. Models of loss.kind=ctc have only the last two; greedy is then
+        ctc_greedy.
     precision: dtype of the encoder's matrix products; `auto` is bfloat16 on GPUs that have it,
         which takes half of the time, else float32. The search itself is always float32.
     fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
@@ -45,8 +44,6 @@ class DecodeConfig:
     skip_unknown: never emit `<unk>`, like sherpa-onnx.
     beam_size, num_best: for modified beam search and CTC prefix beam search.
     length_norm: order hypotheses of modified beam search by score per symbol.
-    refinements: of non-autoregressive search: number of further passes, in which the predictor sees
-        the symbols that the pass before found.
     chunk, left: encoder frames (40 ms) in a chunk of a causal encoder, and of its left context; 0:
         as the model is configured.
     metric: of error rates in result files, of validations, and of the best checkpoint: wer counts
@@ -54,14 +51,20 @@ class DecodeConfig:
         in a script without spaces between words (Chinese, Japanese, Thai, ...).
     """
 
-    method: Literal[
-        "greedy",
-        "modified_beam",
-        "fast_beam_search",
-        "non_autoregressive",
-        "ctc_greedy",
-        "ctc_prefix_beam",
-    ] = "greedy"
+    REMOVED: ClassVar[Mapping[str, Removed]] = {
+        "method": Removed(
+            "use modified_beam instead of k2's fast_beam_search, or greedy instead of "
+            "non_autoregressive",
+            replacements={"fast_beam_search": "modified_beam", "non_autoregressive": "greedy"},
+        ),
+        "fast_beam": Removed(
+            "decode.method=modified_beam has decode.beam_size",
+            unused={"beam": 20.0, "max_contexts": 8, "max_states": 64},
+        ),
+        "refinements": Removed("decode.method=modified_beam has decode.beam_size", unused=0),
+    }
+
+    method: Literal["greedy", "modified_beam", "ctc_greedy", "ctc_prefix_beam"] = "greedy"
     precision: Precision = "auto"
     fused_kernels: Literal["auto", "off"] = "auto"
     cuda_graphs: Literal["auto", "off"] = "auto"
@@ -75,12 +78,10 @@ class DecodeConfig:
     beam_size: int = 4
     num_best: int = 1
     length_norm: bool = True
-    refinements: int = 0
     chunk: int = 0
     left: int = 0
     metric: MetricChoice = "auto"
     fusion: FusionConfig = field(default_factory=FusionConfig)
-    fast_beam: FastBeamConfig = field(default_factory=FastBeamConfig)
 
     def __post_init__(self) -> None:
         splits = self.split if isinstance(self.split, list | tuple) else str(self.split).split(",")
@@ -88,7 +89,7 @@ class DecodeConfig:
             raise ValueError(f"decode.split is {self.split!r}, needs names of splits")
         object.__setattr__(self, "split", ",".join(str(split).strip() for split in splits))
         check_at_least("decode", self, max_symbols_per_frame=0, beam_size=1, num_best=1)
-        check_at_least("decode", self, chunk=0, left=0, refinements=0)
+        check_at_least("decode", self, chunk=0, left=0)
         if self.batch_seconds is not None and not self.batch_seconds >= 0:
             raise ValueError(f"decode.batch_seconds is {self.batch_seconds}, needs >= 0 or null")
         if self.fusion.enabled and self.method not in BEAM_METHODS:

@@ -17,10 +17,8 @@ from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
-from pruned_rnnt.decode.search.fast_beam import FastBeamSearch
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.non_autoregressive import NonAutoregressiveSearch
 from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
 from pruned_rnnt.decode.search.stream_search import StreamSearch
 from pruned_rnnt.decode.search.tdt_beam import DEFAULT_ROUNDS, TdtBeamSearch
@@ -111,11 +109,6 @@ def build_search(
     if config.method == "ctc_greedy" or (config.method == "greedy" and isinstance(model, CtcModel)):
         return _OneBest(CtcGreedySearch(model, silent_symbols=silent))
     transducer = as_transducer(model, f"decode.method={config.method}")
-    if transducer.loss_config.durations and config.method not in ("greedy", "modified_beam"):
-        raise ValueError(
-            f"decode.method is {config.method}, which cannot skip frames: a model of "
-            "loss.durations needs decode.method=greedy or modified_beam"
-        )
     if config.method == "modified_beam" and transducer.loss_config.durations:
         if fusion.ilm_scale:
             raise ValueError(
@@ -140,14 +133,6 @@ def build_search(
             silent_symbols=silent,
             scorers=build_scorers(fusion, tokenizer, language_model),
             ilm_scale=fusion.ilm_scale,
-        )
-    if config.method == "fast_beam_search":
-        return FastBeamSearch(transducer, config.fast_beam, silent_symbols=silent)
-    if config.method == "non_autoregressive":
-        return _OneBest(
-            NonAutoregressiveSearch(
-                transducer, refinements=config.refinements, silent_symbols=silent
-            )
         )
     return _OneBest(new_greedy_search(transducer, silent, config.max_symbols_per_frame))
 

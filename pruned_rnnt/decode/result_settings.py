@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ _OF_METHODS = {
     "beam_size": BEAM_METHODS,
     "num_best": BEAM_METHODS,
     "length_norm": ("modified_beam",),
-    "refinements": ("non_autoregressive",),
 }
 # Scores that beam search adds: the settings that switch them on, and their other settings.
 _SCORES = (
@@ -63,8 +61,6 @@ def result_settings(config: DecodeConfig) -> dict[str, Any]:
     if config.checkpoint == "average":  # of the parameters themselves
         del found["use_average"]
         found["checkpoint"] = "average"
-    if config.method == "fast_beam_search":
-        found |= {f"fast_beam.{name}": value for name, value in asdict(config.fast_beam).items()}
     if config.method in BEAM_METHODS:
         for switches, settings in _SCORES:
             if any(getattr(config.fusion, switch) for switch in switches):

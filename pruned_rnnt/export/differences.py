@@ -43,7 +43,7 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
         if decode.method == "ctc_prefix_beam":
             yield "decode.method is ctc_prefix_beam, but sherpa-onnx takes the best path"
         return
-    if decode.method in ("non_autoregressive", "ctc_greedy", "ctc_prefix_beam"):
+    if decode.method in ("ctc_greedy", "ctc_prefix_beam"):
         yield (
             f"decode.method is {decode.method}, but sherpa-onnx searches with predictor and joiner"
         )

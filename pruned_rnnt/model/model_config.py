@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pruned_rnnt.config.checks import check_at_least, check_fractions
+from pruned_rnnt.config.checks import Removed, check_at_least, check_fractions
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS
@@ -94,10 +95,15 @@ class LossConfig:
         view. data.max_duration, max_cuts and max_lattice count both views: a batch has half as many
         utterances.
     cr_ctc_mask_factor: with two views, factor of SpecAugment's frame_masks and max_masked_fraction.
-    predictor_mask_probability: probability that the predictor's output before a symbol is replaced
-        by zeros in training (HAINAN, arXiv 2410.02597, which has 0.5): the model then also decodes
-        without its predictor, by decode.method=non_autoregressive.
     """
+
+    REMOVED: ClassVar[Mapping[str, Removed]] = {
+        "predictor_mask_probability": Removed(
+            "masking the predictor made error rates worse; for a model without a predictor, use "
+            "loss.kind=ctc",
+            unused=0.0,
+        )
+    }
 
     kind: Literal["pruned", "full", "ctc"] = "pruned"
     rnnt_type: Literal["regular", "modified", "constrained", "rna"] = "regular"
@@ -119,7 +125,6 @@ class LossConfig:
     ctc_dropout: float = 0.0
     cr_ctc_scale: float = 0.0
     cr_ctc_mask_factor: float = 2.5
-    predictor_mask_probability: float = 0.0
 
     def __post_init__(self) -> None:
         # In the other topologies a symbol needs two columns of one frame.
@@ -128,16 +133,10 @@ class LossConfig:
         check_at_least("loss", self, simple_scale=0, pruned_scale_start=0, ctc_scale=0)
         check_at_least("loss", self, cr_ctc_scale=0, cr_ctc_mask_factor=0)
         check_fractions("loss", self, "ctc_dropout", below_one=True)
-        check_fractions("loss", self, "predictor_mask_probability")
         if self.cr_ctc_scale > 0 and not self.has_ctc_head:
             raise ValueError(
                 f"loss.cr_ctc_scale is {self.cr_ctc_scale}, which needs a CTC head: set "
                 "loss.ctc_scale above 0 (0.1 in the paper of CR-CTC), or loss.kind=ctc"
-            )
-        if self.kind == "ctc" and self.predictor_mask_probability > 0:
-            raise ValueError(
-                f"loss.predictor_mask_probability is {self.predictor_mask_probability}, but a "
-                "model of loss.kind=ctc has no predictor"
             )
 
         if self.target_delay_ms is not None:
@@ -183,11 +182,6 @@ class LossConfig:
             raise ValueError(
                 f"loss.durations is {found}, but a model of loss.kind=ctc has no joiner that could "
                 "predict them: set loss.kind to pruned or full"
-            )
-        if self.predictor_mask_probability > 0:
-            raise ValueError(
-                f"loss.predictor_mask_probability is {self.predictor_mask_probability}, which is "
-                "not supported with loss.durations"
             )
 
     @property

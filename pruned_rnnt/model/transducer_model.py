@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pruned_rnnt.loss.fused import rnnt_loss_fused, rnnt_loss_tdt_fused
@@ -76,7 +75,7 @@ class TransducerModel(SpeechModel):
         )
 
     def _transducer_part(self, batch: EncodedBatch, step: int) -> TransducerPart:
-        predicted_MUP = self._masked(self.predictor.forward_targets(batch.targets))
+        predicted_MUP = self.predictor.forward_targets(batch.targets)
         lengths = batch.logit_lengths, batch.target_lengths
         if self.pruned_loss is not None:
             losses = self.pruned_loss(batch.encoded, predicted_MUP, batch.targets, *lengths, step)
@@ -91,14 +90,6 @@ class TransducerModel(SpeechModel):
         full_M = self._full_loss(batch, predicted_MUP)
         total_M = full_M.detach()
         return TransducerPart(full_M.sum(), total_M, {"full": total_M}, None, None)
-
-    def _masked(self, predicted_MUP: Tensor) -> Tensor:
-        """The predictor's output, in training with zeros at random positions (HAINAN)."""
-        probability = self.loss_config.predictor_mask_probability
-        if not self.training or probability == 0:
-            return predicted_MUP
-        draws_MU = torch.rand(predicted_MUP.shape[:2], device=predicted_MUP.device)
-        return predicted_MUP.masked_fill((draws_MU < probability)[:, :, None], 0)
 
     def _full_loss(self, batch: EncodedBatch, predicted_MUP: Tensor) -> Tensor:
         config, joiner = self.loss_config, self.joiner

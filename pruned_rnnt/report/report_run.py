@@ -77,7 +77,8 @@ def read_run(folder: Path, overrides: Sequence[str] = (), pattern: str = "*") ->
         ConfigError: the folder is no run, or a setting is wrong.
         UsageError: the run has results, but none that the pattern matches.
     """
-    config, _ = load_experiment(config_path(folder), [f"train.folder={folder}", *overrides])
+    overrides = [f"train.folder={folder}", *overrides]
+    config, _ = load_experiment(config_path(folder), overrides, is_run=True)
     recogniser = config if isinstance(config, ExperimentConfig) else None
     results = find_results(folder, pattern) if recogniser else []
     if not results and pattern != "*" and recogniser:

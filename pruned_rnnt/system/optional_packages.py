@@ -28,8 +28,6 @@ PACKAGES_OF_EXTRA = {
     ),
     "recipes": ("espeakng_loader",),
     "export": ("onnx", "onnxruntime", "onnxscript", "sherpa_onnx"),
-    "lm": ("kenlm",),
-    "k2": ("k2",),
     "microphone": ("sounddevice",),
     "report": ("jinja2",),
     "vad": ("silero_vad", "onnxruntime"),

@@ -1,8 +1,8 @@
-"""Output of `inspect`: a run's history as table and curves, a configuration's model and data."""
+"""Output of `inspect`: a run's history, a configuration's model and data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from pruned_rnnt.train.run import run_config
 from pruned_rnnt.train.run_chain import chain_of_run
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
 
-_CURVES_NAME = "curves.png"
 # Measures of a validation as (heading, name, format); a run has those of its task.
 _MEASURES = (
     ("WER", "wer", ".2%"),
@@ -41,7 +40,7 @@ _ASSUMED_VOCABULARY = 500
 
 
 def inspect_run(folder: Path, console: Console) -> None:
-    """Print a run's history, checkpoints and licences, and draw its curves.
+    """Print a run's history, checkpoints, results and licences.
 
     An imported run and an exported model have only licences.
 
@@ -85,9 +84,7 @@ def inspect_run(folder: Path, console: Console) -> None:
             console.print(f"result {result.stem}: {found.metric} {found.percent:.2f}%")
     if chain is not None:
         show_chain(chain, console)
-    curves = folder / _CURVES_NAME
-    draw_curves(train, valid, curves)
-    console.print(f"curves {curves}")
+    console.print(f"curves: pruned-rnnt report {folder}")
 
 
 def show_chain(chain: Chain, console: Console) -> None:
@@ -96,41 +93,6 @@ def show_chain(chain: Chain, console: Console) -> None:
         console.print(line, markup=False, soft_wrap=True, highlight=False)
     for line in chain.contradictions():
         console.print(f"contradicted by {line}", markup=False, soft_wrap=True, highlight=False)
-
-
-def draw_curves(
-    train: Sequence[Mapping[str, Any]], valid: Sequence[Mapping[str, Any]], path: Path
-) -> None:
-    """Losses, WER or perplexity, learning rate and gradient norm over steps, as one PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7), layout="constrained")
-    FigureCanvasAgg(figure)
-    loss_axes, score_axes, rate_axes, norm_axes = figure.subplots(2, 2).flatten()
-    suffix = "_per_frame"
-    for name in sorted({key for line in train for key in line if key.endswith(suffix)}):
-        label = f"train {name.removesuffix(suffix)}"
-        loss_axes.plot(*_series(train, name), label=label, linewidth=1)
-    loss_axes.plot(*_series(valid, "total"), "k.-", label="valid total")
-    loss_axes.set(title="loss per encoder frame", yscale="log")
-    if train or valid:
-        loss_axes.legend()
-    if any("perplexity" in line for line in valid):
-        score_axes.plot(*_series(valid, "perplexity"), "k.-")
-        score_axes.set(title="validation perplexity of a symbol", yscale="log")
-    else:
-        metric = "cer" if any("cer" in line for line in valid) else "wer"
-        steps, rates = _series(valid, metric)
-        score_axes.plot(steps, [100 * rate for rate in rates], "k.-")
-        score_axes.set(title=f"validation {metric.upper()}, %", ylim=(0, None))
-    rate_axes.plot(*_series(train, "learning_rate"))
-    rate_axes.set(title="learning rate", xlabel="step")
-    norm_axes.plot(*_series(train, "gradient_norm"), linewidth=1)
-    norm_axes.set(title="gradient norm before clipping", xlabel="step", yscale="log")
-    for axes in figure.axes:
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
 
 
 def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: Console) -> None:
@@ -170,8 +132,3 @@ def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: 
 
 def _number(value: float | None, layout: str) -> str:
     return "" if value is None else format(value, layout)
-
-
-def _series(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    kept = [line for line in lines if name in line]
-    return [line["step"] for line in kept], [line[name] for line in kept]

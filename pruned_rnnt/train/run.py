@@ -52,7 +52,7 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     path = config_path(folder)
     if (task := value_of("task", path)) is not None:
         raise ConfigError(f"{folder} is a run of task {task!r}; this command is for recognisers")
-    return load_config(ExperimentConfig, path, [f"train.folder={folder}", *overrides])
+    return load_config(ExperimentConfig, path, [f"train.folder={folder}", *overrides], is_run=True)
 
 
 def config_path(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from tests.decode.ctc_paths import BLANK, all_sequences, best_path, collapsed, scored_paths
-from tests.decode.search_model import encoded, make_model
+from tests.decode.search_model import encoded
 from tests.tiny_models import randomise, tiny_conformer, tiny_model
 
 VOCAB = 4
@@ -241,8 +241,6 @@ def test_alignment_on_a_gpu_equals_that_of_the_cpu(frames: int, symbols: int) ->
     ("model", "settings", "message"),
     [
         (ctc_model(), {"method": "modified_beam"}, "method=modified_beam needs a transducer"),
-        (ctc_model(), {"method": "non_autoregressive"}, "needs a transducer"),
-        (make_model(), {"method": "non_autoregressive"}, "loss.predictor_mask_probability"),
         (tiny_model(ctc_scale=0.0), {"method": "ctc_greedy"}, "needs a CTC head"),
         (tiny_model(ctc_scale=0.0), {"method": "ctc_prefix_beam"}, "needs a CTC head"),
     ],

@@ -1,4 +1,4 @@
-"""The n-gram automaton against the definition of ARPA models, word by word, and against kenlm."""
+"""The n-gram automaton against the definition of ARPA models, word by word."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
-from pruned_rnnt.decode.fusion.kenlm_scorer import KenlmScorer, is_kenlm_binary
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from tests.decode.search_model import encoded, make_model, modified_beam_search
@@ -113,19 +111,6 @@ def test_scores_are_those_of_the_definition(order: int, device: str, tmp_path: P
         assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_scores_are_those_of_kenlm(tmp_path: Path) -> None:
-    pytest.importorskip("kenlm")
-    # kenlm does not read models that lack beginnings or ends of n-grams.
-    entries = random_model(3, 3)
-    for ngram in [ngram for ngram in entries if len(ngram) == 3]:
-        entries.setdefault(ngram[:2], (-1.5, -0.2))
-        entries.setdefault(ngram[1:], (-1.2, -0.1))
-    path = write(entries, tmp_path / "lm.arpa")
-    own, other = NgramScorer(path, SYMBOLS, 1.0), KenlmScorer(path, SYMBOLS, 1.0)
-    for one, two in zip(walk(own, texts(60), "cpu"), walk(other, texts(60), "cpu"), strict=True):
-        assert one == pytest.approx(two, abs=1e-4)
-
-
 @pytest.mark.gpu
 def test_a_search_captures_the_automaton(tmp_path: Path) -> None:
     symbols = SYMBOLS[:5]
@@ -166,23 +151,8 @@ def test_broken_files_are_errors(content: str, message: str, tmp_path: Path) -> 
     path.write_bytes(b"\x1f\x8bnot gzip")
     with pytest.raises(ValueError, match="is not an ARPA file"):
         NgramScorer(path, SYMBOLS, 1.0)
+    path.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
+    with pytest.raises(ValueError, match="binary of kenlm; name the ARPA file"):
+        NgramScorer(path, SYMBOLS, 1.0)
     with pytest.raises(FileNotFoundError, match=r"absent\.arpa"):
         NgramScorer(tmp_path / "absent.arpa", SYMBOLS, 1.0)
-
-
-def test_binaries_are_for_kenlm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "lm.bin"
-    path.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
-    assert is_kenlm_binary(path)
-    assert not is_kenlm_binary(write(random_model(0, 2), tmp_path / "lm.arpa"))
-    assert not is_kenlm_binary(tmp_path / "absent")
-
-    class Names:
-        symbols = SYMBOLS
-
-    made: list[object] = []
-    monkeypatch.setattr(
-        "pruned_rnnt.decode.fusion.build.KenlmScorer", lambda *arguments: made.append(arguments)
-    )
-    build_scorers(FusionConfig(ngram=str(path)), Names())  # type: ignore[arg-type]
-    assert made == [(path, SYMBOLS, 0.2)]

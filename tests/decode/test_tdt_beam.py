@@ -189,8 +189,6 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     model = make_model(durations=(0, 1))
     with pytest.raises(ValueError, match="use TdtBeamSearch"):
         ModifiedBeamSearch(model)
-    with pytest.raises(ValueError, match="cannot skip frames"):
-        build_search(model, DecodeConfig(method="fast_beam_search"))
     fusion = FusionConfig(ilm_scale=0.2)
     with pytest.raises(ValueError, match=r"ilm_scale is 0\.2"):
         build_search(model, DecodeConfig(method="modified_beam", fusion=fusion))

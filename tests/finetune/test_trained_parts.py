@@ -14,7 +14,7 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
-OPTIMISERS = ("adamw", "scaled_adam", "paper_scaled_adam")
+OPTIMISERS = ("adamw", "scaled_adam")
 
 
 def frozen_names(model: TransducerModel) -> set[str]:

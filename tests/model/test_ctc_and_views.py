@@ -12,7 +12,6 @@ from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.tiny_models import tiny_conformer
 
 VOCAB = 9
@@ -107,44 +106,8 @@ def test_loss_kinds_have_the_same_first_encoder() -> None:
 def test_configurations_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"loss\.cr_ctc_scale is 0\.02, which needs a CTC head"):
         LossConfig(cr_ctc_scale=0.02, ctc_scale=0)
-    with pytest.raises(ValueError, match=r"loss\.predictor_mask_probability is 0\.5"):
-        LossConfig(kind="ctc", predictor_mask_probability=0.5)
     with pytest.raises(ValueError, match=r"decode\.method=x needs a transducer"):
         as_transducer(make_model(kind="ctc"), "decode.method=x")
-
-
-@pytest.mark.parametrize("kind", ["full", "pruned"])
-def test_predictor_mask_zeroes_random_positions_in_training(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = make_model(kind=kind, predictor_mask_probability=0.5, ctc_scale=0)
-    assert isinstance(model, TransducerModel)
-    plain = losses_of(model, make_batch()[0]).total
-    model.encoder.eval()
-    draws = torch.rand(3, 7, generator=torch.Generator().manual_seed(5))
-    monkeypatch.setattr(torch, "rand", lambda shape, device: draws)
-    expected = model.predictor.forward_targets(make_batch()[2]).masked_fill(
-        (draws < 0.5)[:, :, None], 0
-    )
-    model.train()
-    model.encoder.eval()
-    masked = losses_of(model, make_batch()[0]).total
-    assert not torch.isclose(masked, plain).all()
-    # The loss of the zeroed output, with the predictor replaced by a constant.
-    monkeypatch.setattr(model.predictor, "forward_targets", lambda targets: expected)
-    model.eval()
-    torch.testing.assert_close(losses_of(model, make_batch()[0]).total, masked)
-
-
-def test_masks_are_drawn_from_the_generator_that_checkpoints_save() -> None:
-    model = make_model(predictor_mask_probability=0.3).train()
-    model.encoder.eval()
-    state = torch.get_rng_state()
-    first = losses_of(model, make_batch()[0]).total
-    second = losses_of(model, make_batch()[0]).total
-    torch.set_rng_state(state)
-    assert torch.equal(losses_of(model, make_batch()[0]).total, first)
-    assert not torch.equal(first, second)
 
 
 @pytest.mark.gpu

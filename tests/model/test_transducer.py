@@ -165,7 +165,6 @@ def test_omega_chooses_the_loss_without_durations_in_training_alone(kind: str) -
         ({"durations": (0, 1), "rnnt_type": "modified"}, r"needs loss\.rnnt_type=regular"),
         ({"durations": (0, 1), "hat": True}, r"needs loss\.hat=false"),
         ({"durations": (0, 1), "kind": "ctc"}, r"loss\.kind=ctc has no joiner"),
-        ({"durations": (0, 1), "predictor_mask_probability": 0.5}, "not supported"),
         ({"durations": (0, 1), "omega": 1.5}, r"loss\.omega"),
         ({"sigma": 0.05}, r"loss\.sigma is 0\.05, which needs loss\.durations"),
         ({"omega": 0.1}, r"loss\.omega is 0\.1, which needs loss\.durations"),

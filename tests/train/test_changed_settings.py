@@ -43,7 +43,7 @@ def update(model: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> Non
     optimiser.step()
 
 
-@pytest.mark.parametrize("name", ["adamw", "scaled_adam", "paper_scaled_adam"])
+@pytest.mark.parametrize("name", ["adamw", "scaled_adam"])
 def test_new_settings_change_the_next_update(name: str) -> None:
     """As if the settings of the first optimiser were changed in place."""
     first, second = (

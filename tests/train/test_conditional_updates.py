@@ -10,14 +10,12 @@ import torch
 from torch import nn
 
 from pruned_rnnt.train.optim.conditional import FusedAdamW
-from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 from tests.train.run_files import flat
 
 MAKERS: dict[str, Callable[[Iterable[nn.Parameter]], Any]] = {
     "scaled_adam": lambda parameters: ScaledAdam(parameters, lr=0.02),
     "unclipped scaled_adam": lambda parameters: ScaledAdam(parameters, lr=0.02, clip_scale=0.0),
-    "paper_scaled_adam": lambda parameters: PaperScaledAdam(parameters, lr=0.02),
     "adamw": lambda parameters: FusedAdamW(parameters, lr=0.02, fused=True),
 }
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu])]

@@ -105,9 +105,9 @@ def files_of(run: Path) -> dict[str, Any]:
         ([], [2, 3, 7], []),
         (["train.accumulate=2"], [1, 5], [3]),
         (["train.precision=float16"], [4], [6]),
-        (["optimiser.name=paper_scaled_adam"], [2, 9], [8]),
+        (["optimiser.name=scaled_adam"], [2, 9], [8]),
     ],
-    ids=["good", "bad", "accumulation", "float16", "paper"],
+    ids=["good", "bad", "accumulation", "float16", "scaled_adam"],
 )
 def test_run_equals_one_whose_results_are_read_at_once(
     corpus: Path,

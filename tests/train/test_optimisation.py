@@ -75,7 +75,7 @@ def test_weight_decay_applies_to_matrices_only() -> None:
     assert groups[1]["weight_decay"] == 0.0
 
 
-@pytest.mark.parametrize("name", ["adamw", "scaled_adam", "paper_scaled_adam"])
+@pytest.mark.parametrize("name", ["adamw", "scaled_adam"])
 def test_optimisers_fit_a_line_and_continue_from_their_state(name: str) -> None:
     def problem() -> tuple[nn.Linear, torch.optim.Optimizer]:
         torch.manual_seed(0)
@@ -124,7 +124,6 @@ def test_allocated_moments_of_adamw_change_no_update() -> None:
 
 def test_scaled_adam_is_not_clipped_by_the_trainer() -> None:
     assert OptimiserConfig(clip_norm=3.0).norm_limit == 3.0
-    assert OptimiserConfig(name="paper_scaled_adam", clip_norm=3.0).norm_limit == 3.0
     assert OptimiserConfig(name="scaled_adam", clip_norm=3.0).norm_limit == 0.0
 
 

@@ -19,6 +19,8 @@ BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 # kenlm's log-probability of unknown words, to the base 10, for models that have none.
 _UNKNOWN_SCORE = -100.0
 _LN_10 = math.log(10.0)
+# How files that only kenlm can read begin.
+_KENLM_BINARY = b"mmap lm http://kheafield.com/code"
 
 
 class Entry(NamedTuple):
@@ -94,7 +96,10 @@ def arpa_ngrams(path: Path) -> Iterator[tuple[int, float, list[str], float]]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with path.open("rb") as file:
-        is_compressed = file.read(2) == b"\x1f\x8b"
+        start = file.read(len(_KENLM_BINARY))
+        if start == _KENLM_BINARY:
+            raise ValueError("it is a binary of kenlm; name the ARPA file that it was built from")
+        is_compressed = start[:2] == b"\x1f\x8b"
         file.seek(0)
         content = gzip.GzipFile(fileobj=file) if is_compressed else file
         for number, line in enumerate(content, start=1):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.fusion.hotwords import HotwordScorer, check_bonus, read_hotwords
-from pruned_rnnt.decode.fusion.kenlm_scorer import KenlmScorer, is_kenlm_binary
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
@@ -24,9 +23,8 @@ class FusionConfig:
 
     For decode.method=modified_beam and ctc_prefix_beam.
 
-    ngram, ngram_scale: n-gram model over the symbols, and the factor of its log-probabilities. An
-        ARPA file runs on the device of the search; kenlm binaries need kenlm, which computes on the
-        CPU.
+    ngram, ngram_scale: n-gram model over the symbols (ARPA), and the factor of its
+        log-probabilities.
     word_ngram, word_scale: n-gram model of words (ARPA), for recognisers of letters or pieces, and
         the factor of its log-probabilities.
     word_texts: file with a text per line, or a prepared folder for its training texts, whose
@@ -95,9 +93,7 @@ def build_scorers(
     assert language_model is not None or not config.lm
     scorers: list[TokenScorer] = []
     if config.ngram:
-        path = Path(config.ngram)
-        scorer = KenlmScorer if is_kenlm_binary(path) else NgramScorer
-        scorers.append(scorer(path, tokenizer.symbols, config.ngram_scale))
+        scorers.append(NgramScorer(Path(config.ngram), tokenizer.symbols, config.ngram_scale))
     if config.word_ngram or config.word_texts:
         words = read_word_ngram(config.word_ngram, config.word_texts)
         scorers.append(

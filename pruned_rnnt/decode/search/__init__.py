@@ -1,1 +1,1 @@
-"""Searches: greedy, beam, with durations (TDT), CTC, non-autoregressive, and k2's fast beam."""
+"""Searches: greedy, beam, with durations (TDT), and CTC."""

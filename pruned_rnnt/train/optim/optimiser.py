@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
 
-from pruned_rnnt.config.checks import check_at_least
+from pruned_rnnt.config.checks import Removed, check_at_least
 from pruned_rnnt.train.optim.conditional import FusedAdamW
 from pruned_rnnt.train.optim.median_clipping import change_clip_scale
-from pruned_rnnt.train.optim.paper_scaled_adam import PaperScaledAdam
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, trained_parameters
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 from pruned_rnnt.train.optim.untraced import AdamW, leave_dynamo_unloaded
@@ -23,22 +22,28 @@ from pruned_rnnt.train.optim.untraced import AdamW, leave_dynamo_unloaded
 class OptimiserConfig:
     """The optimiser and gradient clipping.
 
-    name: adamw; scaled_adam, as icefall trains Zipformers; or paper_scaled_adam, by the formulas of
-        the Zipformer paper (arXiv 2310.11230), whose first steps are longer, for short trainings.
-        From random parameters, train the last two with the eden schedule; fine-tuning, whose steps
-        are short, keeps its cosine schedule.
-    learning_rate: peak of the schedule; about 1e-3 for adamw, 0.045 for the others.
+    name: adamw; or scaled_adam, as icefall trains Zipformers, with the eden schedule from random
+        parameters; fine-tuning, whose steps are short, keeps its cosine schedule.
+    learning_rate: peak of the schedule; about 1e-3 for adamw, 0.045 for scaled_adam.
     betas: decay per step of the running means of the gradient and of its square.
     eps: added to the root of the latter, against division by zero.
     weight_decay: for adamw; applies to matrices, not to biases and norms.
-    clip_norm: for adamw and paper_scaled_adam; limit of the norm of the whole gradient of the loss
+    clip_norm: for adamw; limit of the norm of the whole gradient of the loss
         per frame; 0 switches clipping off.
     clip_scale: for scaled_adam; limit of the norm of the gradients, each times the root mean square
         of its parameter, as a multiple of the median norm of the last 100 steps; 0 switches
         clipping off.
     """
 
-    name: Literal["adamw", "scaled_adam", "paper_scaled_adam"] = "adamw"
+    REMOVED: ClassVar[Mapping[str, Removed]] = {
+        "name": Removed(
+            "use scaled_adam, which trains better models, in a new train.folder; train.init=RUN "
+            "starts from the parameters of a run",
+            replacements={"paper_scaled_adam": "scaled_adam"},
+        )
+    }
+
+    name: Literal["adamw", "scaled_adam"] = "adamw"
     learning_rate: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
@@ -95,8 +100,6 @@ def build_optimiser(
     of_adam: Any = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
     if config.name == "scaled_adam":
         return ScaledAdam(parameters, clip_scale=config.clip_scale, **of_adam)
-    if config.name == "paper_scaled_adam":
-        return PaperScaledAdam(parameters, **of_adam)
     by_decay = []
     for options in parameters:
         matrices = [p for p in options["params"] if p.dim() >= 2]

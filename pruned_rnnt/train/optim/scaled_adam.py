@@ -234,9 +234,8 @@ def _fill(state: dict[str, Any], parameter: Tensor, options: dict[str, Any]) -> 
     if state:
         raise ValueError(
             f"the saved optimiser state has {', '.join(map(str, state))} for each parameter, and "
-            "no change: it is not from this version's scaled_adam. A run of an earlier version "
-            "continues with optimiser.name=paper_scaled_adam, schedule.eden_warm_up_start=0.5 and "
-            "--allow-changes"
+            "no change: it is not from this version's scaled_adam. Set train.init=RUN in a new "
+            "train.folder to train further from the parameters of that run"
         )
     values = parameter.detach().float()
     state["change"] = torch.zeros_like(parameter)

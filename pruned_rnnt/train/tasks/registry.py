@@ -19,11 +19,11 @@ TaskMaker = Callable[[Any, Ranks, torch.device], Task]
 
 
 def load_experiment(
-    yaml_path: Path | None, overrides: Iterable[str]
+    yaml_path: Path | None, overrides: Iterable[str], *, is_run: bool = False
 ) -> tuple[ExperimentConfig | LanguageModelExperiment, TaskMaker]:
     """The configuration of a file and overrides, and the constructor of its task.
 
-    Without `task:` it configures a recogniser.
+    Without `task:` it configures a recogniser. is_run: see `load_config`.
 
     Raises:
         ConfigError: as for `load_config`, or an unknown task.
@@ -31,7 +31,8 @@ def load_experiment(
     overrides = list(overrides)
     name = value_of("task", yaml_path, overrides)
     if name is None:
-        return load_config(ExperimentConfig, yaml_path, overrides), SpeechTask
+        return load_config(ExperimentConfig, yaml_path, overrides, is_run=is_run), SpeechTask
     if name != "lm":
         raise ConfigError(f"task is {name!r}; it must be 'lm', or absent for a recogniser")
-    return load_config(LanguageModelExperiment, yaml_path, overrides), LanguageModelTask
+    config = load_config(LanguageModelExperiment, yaml_path, overrides, is_run=is_run)
+    return config, LanguageModelTask
