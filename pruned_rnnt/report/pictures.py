@@ -20,6 +20,7 @@ from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.diagnostics.figure import PATH
 from pruned_rnnt.diagnostics.labels import drawn_by_browser, printable, use_fonts_of_labels
 from pruned_rnnt.model.build_model import as_transducer
@@ -27,7 +28,7 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.report.clips import Clip, picture_clip
 from pruned_rnnt.report.scored_set import ScoredUtterance
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.run.result_file import ResultFile, TimedWord
+from pruned_rnnt.run.result_file import ResultFile
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.experiment import ExperimentConfig

@@ -17,8 +17,9 @@ from pruned_rnnt.decode.scoring.wer import (
     confidence_interval,
     count_errors,
 )
+from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.report.cut_details import CutDetails
-from pruned_rnnt.run.result_file import Decoded, ResultFile, TimedWord, Token
+from pruned_rnnt.run.result_file import ResultFile, ResultUtterance, Token
 
 # Widths of the groups of durations in seconds; the smallest with few enough groups is used. The
 # longest utterances, one in 50, are one group.
@@ -186,7 +187,9 @@ class ScoredSet:
         return [_group_rate(name, members) for name, members in sorted(groups.items())]
 
 
-def score_result(result: ResultFile, details: CutDetails, decoded: Sequence[Decoded]) -> ScoredSet:
+def score_result(
+    result: ResultFile, details: CutDetails, decoded: Sequence[ResultUtterance]
+) -> ScoredSet:
     """Align and count; utterances keep their order, on which the interval by bootstrap depends."""
     utterances = []
     too_long = [each.transcript.id for each in decoded if _is_too_long(each)]
@@ -233,7 +236,7 @@ def score_result(result: ResultFile, details: CutDetails, decoded: Sequence[Deco
     )
 
 
-def _is_too_long(decoded: Decoded) -> bool:
+def _is_too_long(decoded: ResultUtterance) -> bool:
     texts = decoded.transcript.reference, decoded.transcript.hypothesis
     reference, hypothesis = (sum(map(len, words)) for words in texts)
     return reference * hypothesis > _MOST_CELLS

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from pruned_rnnt.data.input.batch_identity import Audio
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
+from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.measured import measurement_path, read_measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
@@ -28,15 +29,6 @@ _ERRORS = re.compile(
 # Of results without a scores file: the split may contain hyphens; the setting starts with the
 # search method.
 _STEM = re.compile(rf"(?P<split>.+?)-(?P<setting>(?:{_METHODS})(?:-.*)?)")
-
-
-class TimedWord(NamedTuple):
-    """A word of a hypothesis with its times in seconds and its confidence."""
-
-    word: str
-    start: float
-    end: float
-    confidence: float
 
 
 class Token(NamedTuple):
@@ -56,7 +48,7 @@ class ErrorSummary(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoded:
+class ResultUtterance:
     """One utterance of a result file.
 
     transcript: in words, or in characters if the result counts characters.
@@ -148,7 +140,7 @@ class ResultFile:
         )
         return ErrorSummary(found["metric"], float(found["percent"]), counts)
 
-    def read(self) -> tuple[list[Decoded], int]:
+    def read(self) -> tuple[list[ResultUtterance], int]:
         """The utterances, and the number of damaged lines (of a file that is being written)."""
         if self.nbest_path.is_file():
             utterances, damaged = _read_nbest(self.nbest_path)
@@ -197,7 +189,7 @@ def _result_file(folder: Path, stem: str) -> ResultFile:
     )
 
 
-def _read_nbest(path: Path) -> tuple[list[Decoded], int]:
+def _read_nbest(path: Path) -> tuple[list[ResultUtterance], int]:
     # Not splitlines(), which also splits at the Unicode separators that a text may contain.
     utterances, damaged = [], 0
     for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -208,7 +200,7 @@ def _read_nbest(path: Path) -> tuple[list[Decoded], int]:
     return utterances, damaged
 
 
-def _decoded(line: Any) -> Decoded:
+def _decoded(line: Any) -> ResultUtterance:
     found = line["hypotheses"]
     best: dict[str, Any] = found[0] if found else {"text": "", "words": [], "tokens": []}
     transcript = Transcript(
@@ -216,7 +208,7 @@ def _decoded(line: Any) -> Decoded:
         reference=tuple(line["reference"].split()),
         hypothesis=tuple(best["text"].split()),
     )
-    return Decoded(
+    return ResultUtterance(
         transcript=transcript,
         sentence=transcript,
         language=str(line.get("language", "")),
@@ -229,11 +221,11 @@ def _decoded(line: Any) -> Decoded:
     )
 
 
-def _in_characters(utterance: Decoded) -> Decoded:
+def _in_characters(utterance: ResultUtterance) -> ResultUtterance:
     return replace(utterance, transcript=utterance.transcript.characters())
 
 
-def _read_recogs(path: Path) -> tuple[list[Decoded], int]:
+def _read_recogs(path: Path) -> tuple[list[ResultUtterance], int]:
     """The pairs of lines `id:<tab>ref=[...]` and `id:<tab>hyp=[...]`."""
     texts: dict[str, dict[str, tuple[str, ...]]] = {}
     damaged = 0
@@ -249,4 +241,4 @@ def _read_recogs(path: Path) -> tuple[list[Decoded], int]:
         Transcript(id=name, reference=sides["ref"], hypothesis=sides["hyp"])
         for name, sides in whole.items()
     ]
-    return [Decoded(transcript=each, sentence=each) for each in transcripts], damaged
+    return [ResultUtterance(transcript=each, sentence=each) for each in transcripts], damaged

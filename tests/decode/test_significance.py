@@ -11,7 +11,7 @@ import pytest
 
 from pruned_rnnt.decode.scoring.error_statistics import align_words
 from pruned_rnnt.decode.scoring.significance import paired_difference, rate_interval
-from pruned_rnnt.decode.scoring.wer import Transcript, confidence_interval, count_errors
+from pruned_rnnt.decode.scoring.wer import Transcript, confidence_interval
 
 FIRST, SECOND, WORDS = (2, 0, 3, 1), (1, 0, 1, 2), (4, 5, 6, 3)
 
@@ -70,7 +70,7 @@ def test_numbers_of_utterances_must_agree() -> None:
         paired_difference(FIRST, SECOND, WORDS[:3])
 
 
-def test_interval_is_close_to_the_one_that_decode_prints() -> None:
+def test_interval_of_transcripts_is_close_to_that_of_kaldialign() -> None:
     rng = np.random.default_rng(0)
     transcripts = [
         Transcript(
@@ -80,10 +80,14 @@ def test_interval_is_close_to_the_one_that_decode_prints() -> None:
         )
         for n in range(60)
     ]
-    errors = [count_errors([each]).errors for each in transcripts]
-    lower, upper = rate_interval(errors, [8] * 60)
+    expected = kaldialign.bootstrap_wer_ci(
+        [list(each.reference) for each in transcripts],
+        [list(each.hypothesis) for each in transcripts],
+        replications=10_000,
+    )
     # That one assumes a normal distribution.
-    assert (lower, upper) == pytest.approx(confidence_interval(transcripts), abs=0.01)
+    limits = expected["ci95min"], expected["ci95max"]
+    assert confidence_interval(transcripts) == pytest.approx(limits, abs=0.01)
 
 
 def test_alignment_has_the_errors_that_are_counted() -> None:

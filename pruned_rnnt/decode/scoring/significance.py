@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 REPLICATIONS = 10_000
-# Utterances drawn at a time; bounds the memory, and does not change the result.
-_DRAWS_AT_ONCE = 2_000_000
+# Utterances drawn at a time, so that the draws stay in the cache; does not change the result.
+_DRAWS_AT_ONCE = 50_000
 _TAIL = 2.5
 
 
@@ -52,8 +52,7 @@ def rate_interval(
     Args:
         errors, words: numbers of errors and reference words of each utterance, (N,).
     """
-    sums_B2 = _replicated_sums(np.stack([errors, words], axis=1), replications, seed)
-    rates_B = _rates(sums_B2[:, 0], sums_B2[:, 1])
+    rates_B = _replicated_rates(errors, words, replications, seed)
     if not len(rates_B):
         return float("nan"), float("nan")
     lower, upper = np.percentile(rates_B, [_TAIL, 100 - _TAIL])
@@ -84,14 +83,13 @@ def paired_difference(
         )
     if sum(words) == 0:
         return PairedDifference(*(float("nan"),) * 5)
-    more_N = np.asarray(second, dtype=np.int64) - np.asarray(first, dtype=np.int64)
-    sums_B2 = _replicated_sums(np.stack([more_N, words], axis=1), replications, seed)
-    differences_B = _rates(sums_B2[:, 0], sums_B2[:, 1])
+    more = [b - a for a, b in zip(first, second, strict=True)]
+    differences_B = _replicated_rates(more, words, replications, seed)
     lower, upper = np.percentile(differences_B, [_TAIL, 100 - _TAIL])
     better = float(np.mean(differences_B < 0))
     equal = float(np.mean(differences_B == 0))
     return PairedDifference(
-        difference=float(more_N.sum() / sum(words)),
+        difference=sum(more) / sum(words),
         lower=float(lower),
         upper=float(upper),
         improved=better + equal / 2,
@@ -99,26 +97,24 @@ def paired_difference(
     )
 
 
-def _replicated_sums(
-    counts_N2: np.ndarray[tuple[int, int], np.dtype[np.int64]], replications: int, seed: int
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """(B, 2) sums of two counts over the utterances that each replication draws."""
-    size = len(counts_N2)
+def _replicated_rates(
+    errors: Sequence[int], words: Sequence[int], replications: int, seed: int
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """(B,) error rates of the replications that have a reference word."""
+    size = len(words)
     if not size:
-        return np.zeros((0, 2), dtype=np.int64)
+        return np.zeros(0)
+    # One number each, so that one pass sums both.
+    counts_N = np.asarray(errors) + 1j * np.asarray(words)
     generator = np.random.default_rng(seed)
     at_once = max(1, _DRAWS_AT_ONCE // size)
-    parts = [
-        counts_N2[generator.integers(size, size=(min(at_once, replications - done), size))].sum(1)
-        for done in range(0, replications, at_once)
-    ]
-    return np.concatenate(parts)
-
-
-def _rates(
-    errors_B: np.ndarray[tuple[int], np.dtype[np.int64]],
-    words_B: np.ndarray[tuple[int], np.dtype[np.int64]],
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Error rates of the replications that have a reference word."""
-    has_words_B = words_B > 0
-    return errors_B[has_words_B] / words_B[has_words_B]
+    sums_B = np.concatenate(
+        [
+            counts_N.take(
+                generator.integers(size, size=(min(at_once, replications - done), size))
+            ).sum(1)
+            for done in range(0, replications, at_once)
+        ]
+    )
+    sums_B = sums_B[sums_B.imag > 0]
+    return np.asarray(sums_B.real / sums_B.imag)

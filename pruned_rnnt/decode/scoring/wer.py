@@ -1,9 +1,11 @@
-"""Word and character error rate: counts by type, and a bootstrap confidence interval."""
+"""Word and character error rate: counts by type, and a confidence interval."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pruned_rnnt.decode.scoring.significance import REPLICATIONS, rate_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +77,9 @@ def count_errors(transcripts: Sequence[Transcript]) -> ErrorCounts:
 
 
 def confidence_interval(
-    transcripts: Sequence[Transcript], replications: int = 10000, seed: int = 0
+    transcripts: Sequence[Transcript], replications: int = REPLICATIONS
 ) -> tuple[float, float]:
-    """The 95% confidence interval of the WER, by bootstrap over utterances.
-
-    Source: Bisani and Ney 2004, "Bootstrap estimates for confidence intervals in ASR performance
-    evaluation". (nan, nan) if no reference has a word.
-    """
-    import kaldialign
-
-    if not any(transcript.reference for transcript in transcripts):
-        return float("nan"), float("nan")
-    interval = kaldialign.bootstrap_wer_ci(
-        [list(transcript.reference) for transcript in transcripts],
-        [list(transcript.hypothesis) for transcript in transcripts],
-        replications=replications,
-        seed=seed,
-    )
-    # The interval assumes a normal distribution, whose lower end may be negative.
-    return max(float(interval["ci95min"]), 0.0), float(interval["ci95max"])
+    """The 95% confidence interval of the error rate; see `rate_interval`."""
+    errors = [count_errors([transcript]).errors for transcript in transcripts]
+    words = [len(transcript.reference) for transcript in transcripts]
+    return rate_interval(errors, words, replications=replications)
