@@ -120,11 +120,11 @@ def test_encoded_audio_on_standard_input_is_an_error(
         (b"ID3\x04" + bytes(3000), "mp3"),
         (b"\x00\x00\x00\x20ftypM4A " + bytes(3000), "m4a or mp4"),
         (b"\x1aE\xdf\xa3" + bytes(3000), "webm"),
-        ((b"\xff\xf1\x60\x40\x02\x00\xfc" + bytes(9)) * 200, "aac"),
+        (b"\xff\xf1\x60\x40\x02\x00\xfc\xde\x04Lavc" + bytes(3000), "mp3 or aac"),
         (encoded("wav", rate=8000), "wav, PCM: 1 channels of 16 bits at 8,000 Hz"),
         (encoded("wav", channels=2), "wav, PCM: 2 channels of 16 bits at 16,000 Hz"),
         (encoded("wav", "FLOAT"), "wav, format 3: 1 channels of 32 bits"),
-        (b"RIFF\0\0\0\0WAVEfmt ", "its wav header"),
+        (b"RIFF\0\0\0\0WAVEfmt ", "a broken wav file"),
         (b"RIFF\0\0\0\0WAVEdata" + bytes(100), "a broken wav file"),
         (b"", "no samples"),
     ],
@@ -157,7 +157,7 @@ def test_wav_header_of_the_right_rate_is_skipped(
         assert capsys.readouterr().out == expected
 
 
-def test_samples_that_look_like_one_frame_header_are_accepted(
+def test_samples_that_look_like_a_frame_header_are_accepted(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for begin in (b"\xff\xfb\x90\x64", b"\xff\xf1\x60\x40\x02\x00\xfc\x00"):

@@ -18,7 +18,7 @@ from torch import Tensor
 from pruned_rnnt.data.audio.audio_file import AudioFile, open_audio
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, audio_features
 from pruned_rnnt.data.audio.load_audio import mono
-from pruned_rnnt.data.audio.short_wav import short_wav
+from pruned_rnnt.data.audio.wav import short_wav
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 
 _SHIFT = SAMPLING_RATE // 100

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-import struct
 from pathlib import Path
 from typing import IO
 
-_CHUNK = struct.Struct("<4sI")
+from pruned_rnnt.data.audio.wav import is_wav, read_wav_header
+
 # Programs that write a wav file to a pipe do not know its size, and leave the largest number or 0.
 _UNKNOWN_BYTES = 2**31 - 2**16
 _NIST_FIELD = re.compile(rb"(\w+) -(?:i|s\d+) (\S+)")
@@ -33,8 +33,10 @@ def describe_truncation(path: Path | str) -> str:
     with Path(path).open("rb") as file:
         start = file.read(_SPH_HEADER)
         size = file.seek(0, 2)
-        if start[:4] == b"RIFF" and start[8:12] == b"WAVE":
-            begin, stated = _wav_samples(file, size)
+        if is_wav(start):
+            file.seek(0)
+            header = read_wav_header(file.read)
+            begin, stated = header[:2] if header is not None else (0, 0)
         elif start[:7] == b"NIST_1A":
             begin, stated = _SPH_HEADER, _nist_bytes(start)
         elif start[:4] == _OGG_PAGE:
@@ -45,19 +47,6 @@ def describe_truncation(path: Path | str) -> str:
     if stated <= found or stated >= _UNKNOWN_BYTES:
         return ""
     return f"it has {max(0, found):,} of {stated:,} bytes of samples"
-
-
-def _wav_samples(file: IO[bytes], size: int) -> tuple[int, int]:
-    """The first byte of the samples, and the stated number of their bytes; 0 if unknown."""
-    place = 12
-    while place + _CHUNK.size <= size:
-        file.seek(place)
-        name, stated = _CHUNK.unpack(file.read(_CHUNK.size))
-        place += _CHUNK.size
-        if name == b"data":
-            return place, stated
-        place += stated + stated % 2
-    return 0, 0
 
 
 def _nist_bytes(header: bytes) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from pruned_rnnt.data.audio.short_wav import short_wav
+from pruned_rnnt.data.audio.wav import short_wav
 
 SAMPLES = np.random.default_rng(0).integers(-(2**15), 2**15, 4000).astype(np.int16)
 
