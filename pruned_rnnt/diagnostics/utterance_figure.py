@@ -82,7 +82,8 @@ def utterance_figure(
     image = draw_lattice(lattice, node_TU, bounds, alignment, index=0, tokens=tokens)
     frames_per_inch = logit_length / width
     per_frame = max(1, len(features_TF) // max(1, logit_length))
-    _draw_spectrogram(spectrogram, features_TF[: per_frame * logit_length], logit_length)
+    features_TF = features_TF[: per_frame * logit_length]
+    _draw_spectrogram(spectrogram, features_TF, (-0.5, logit_length - 0.5))
     _draw_emissions(spectrogram, emissions, _LABEL_INCHES * frames_per_inch)
     _draw_tracks(words, tracks)
     for axes in (spectrogram, words):
@@ -107,7 +108,34 @@ def utterance_figure(
     return figure
 
 
-def _draw_spectrogram(axes: Axes, features_TF: Tensor, frames: int) -> None:
+def spectrogram_figure(
+    features_TF: Tensor,
+    frame_seconds: float,
+    words: Sequence[tuple[str, float]] = (),
+    title: str = "",
+) -> Figure:
+    """Draw log-mel energies (T, F) of frames of `frame_seconds`.
+
+    words: recognised words and their starts in seconds.
+    """
+    require("matplotlib")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    seconds = len(features_TF) * frame_seconds
+    width = min(4.0 + seconds, 16.0)
+    figure = Figure(figsize=(width, 2.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    _draw_spectrogram(axes, features_TF, (0.0, seconds))
+    _draw_emissions(axes, words, _LABEL_INCHES * seconds / width, upright=True)
+    axes.set_xlabel("seconds")
+    figure.suptitle(printable(title), fontsize=10)
+    use_fonts_of_labels(figure)
+    return figure
+
+
+def _draw_spectrogram(axes: Axes, features_TF: Tensor, extent: tuple[float, float]) -> None:
     image_FT = features_TF.detach().to("cpu").float().T
     finite = image_FT[image_FT.isfinite()]
     axes.imshow(
@@ -117,28 +145,34 @@ def _draw_spectrogram(axes: Axes, features_TF: Tensor, frames: int) -> None:
         interpolation="nearest",
         cmap="Greys",
         vmin=float(finite.quantile(0.02)) if 0 < len(finite) < 10**6 else None,
-        extent=(-0.5, frames - 0.5, -0.5, image_FT.size(0) - 0.5),
+        extent=(*extent, -0.5, image_FT.size(0) - 0.5),
     )
     axes.set_ylabel("mel bin", color=INK, fontsize=9)
 
 
-def _draw_emissions(axes: Axes, emissions: Sequence[tuple[str, int]], label_frames: float) -> None:
-    """Draw lines at the frames of the tokens, and labels above them if there is room."""
+def _draw_emissions(
+    axes: Axes, emissions: Sequence[tuple[str, float]], label_width: float, *, upright: bool = False
+) -> None:
+    """Draw lines at the times of tokens, and labels above them if there is room.
+
+    label_width: height of a line of text, on the axis of time.
+    """
     free = -1.0
     for token, frame in emissions:
         axes.axvline(frame, color=PATH, linewidth=0.8, alpha=0.75)
         if frame < free:
             continue
-        free = frame + label_frames
+        text = printable(token)
+        free = frame + label_width * (len(text) / 2 if upright else 1)
         axes.annotate(
-            printable(token),
+            text,
             (frame, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 2),
             textcoords="offset points",
             # One letter is easier to read upright.
-            rotation=90 if sum(not is_mark(c) for c in token) > 2 else 0,
-            ha="center",
+            rotation=90 if not upright and sum(not is_mark(c) for c in token) > 2 else 0,
+            ha="left" if upright else "center",
             va="bottom",
             fontsize=7,
             color=PATH,

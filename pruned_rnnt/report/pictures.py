@@ -8,11 +8,9 @@ Axes: T feature frames, F mel bins.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lhotse import CutSet
-from torch import Tensor
 
 from pruned_rnnt.align.picture import draw_utterance
 from pruned_rnnt.data.audio.recordings import last_line
@@ -20,9 +18,8 @@ from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.word_times import TimedWord
-from pruned_rnnt.diagnostics.figure import PATH
-from pruned_rnnt.diagnostics.labels import drawn_by_browser, printable, use_fonts_of_labels
+from pruned_rnnt.diagnostics.labels import drawn_by_browser
+from pruned_rnnt.diagnostics.utterance_figure import spectrogram_figure
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.report.clips import Clip, picture_clip
@@ -79,39 +76,12 @@ class UtterancePictures:
         )
         batch = dataset[0, CutSet.from_cuts([cut])]
         if self.model is None:
-            return spectrogram_figure(batch.features_NTF[0], utterance.words)
+            words = [(word.word, word.start) for word in utterance.words]
+            return spectrogram_figure(batch.features_NTF[0], FEATURE_SECONDS, words)
         hypothesis = _hypothesis(utterance, self.tokenizer)
         figure = draw_utterance(self.model, self.tokenizer, batch, hypothesis)
         figure.suptitle("")  # the page has the texts
         return figure
-
-
-def spectrogram_figure(features_TF: Tensor, words: Sequence[TimedWord]) -> Figure:
-    """Log-mel energies (T, F) in frames of 10 ms, with the starts of the recognised words."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    seconds = len(features_TF) * FEATURE_SECONDS
-    figure = Figure(figsize=(min(4.0 + seconds, 16.0), 2.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    image_FT = features_TF.T.numpy()
-    extent = (0.0, seconds, -0.5, len(image_FT) - 0.5)
-    axes.imshow(image_FT, origin="lower", aspect="auto", cmap="Greys", extent=extent)
-    for word in words:
-        axes.axvline(word.start, color=PATH, linewidth=0.8)
-        axes.annotate(
-            printable(word.word),
-            (word.start, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 3),
-            textcoords="offset points",
-            fontsize=8,
-            color=PATH,
-        )
-    axes.set(xlabel="seconds", ylabel="mel bin")
-    use_fonts_of_labels(figure)
-    return figure
 
 
 def _checkpoint_of(config: ExperimentConfig, result: ResultFile) -> str | None:

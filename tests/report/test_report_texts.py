@@ -11,10 +11,9 @@ import torch
 
 from pruned_rnnt.decode.scoring.error_statistics import align_words
 from pruned_rnnt.diagnostics.labels import drawn_by_browser, isolated, printable
+from pruned_rnnt.diagnostics.utterance_figure import spectrogram_figure
 from pruned_rnnt.report.clips import picture_clip
-from pruned_rnnt.report.pictures import spectrogram_figure
 from pruned_rnnt.report.report_command import make_report
-from pruned_rnnt.run.result_file import TimedWord
 from tests.report import run_folders as runs
 
 BETWEEN = "\u200b"
@@ -92,8 +91,8 @@ def test_a_word_of_a_megabyte_is_cut(run: Path) -> None:
 
 
 def test_a_long_word_is_cut_in_pictures() -> None:
-    words = [TimedWord("x" * 1_000_000, 0.1, 0.2, 0.9)]
-    clip = picture_clip(spectrogram_figure(torch.zeros(50, 80), words))
+    words = [("x" * 1_000_000, 0.1)]
+    clip = picture_clip(spectrogram_figure(torch.zeros(50, 80), 0.01, words))
     assert "\u2026" in svg_of(clip.url)
     assert len(clip.url) < 200_000
 
@@ -105,9 +104,9 @@ def svg_of(url: str) -> str:
 
 
 def test_pictures_have_texts_that_the_browser_shapes() -> None:
-    words = [TimedWord(text, 0.1, 0.2, 0.9) for text in ("\u0915\u094d\u200d\u0937", "a$b", "<i>")]
+    words = [("\u0915\u094d\u200d\u0937", 0.1), ("a$b", 0.2), ("<i>", 0.3)]
     with drawn_by_browser():
-        svg = svg_of(picture_clip(spectrogram_figure(torch.zeros(50, 80), words)).url)
+        svg = svg_of(picture_clip(spectrogram_figure(torch.zeros(50, 80), 0.01, words)).url)
     for text in (">\u0915\u094d\u200d\u0937<", ">a$b<", "&lt;i&gt;"):
         assert text in svg
     image = svg.partition("data:image/png;base64,")[2].partition('"')[0]

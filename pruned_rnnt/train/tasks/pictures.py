@@ -7,9 +7,9 @@ from typing import Any
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
-from pruned_rnnt.decode.frame_times import FRAME_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.diagnostics import lattice_figure
-from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
+from pruned_rnnt.diagnostics.utterance_figure import spectrogram_figure
 from pruned_rnnt.train.tasks.validate import ValidationReport
 
 
@@ -43,25 +43,13 @@ def lattice_of_example(
 
 
 def spectrogram_of_example(report: ValidationReport, title: str) -> Any:
-    """Figure of the features of the utterance that `lattice_of_example` shows, None without one.
-
-    Frames are 10 ms; the colour scale spans the log-mel energies of speech.
-    """
-    from matplotlib.figure import Figure
-
+    """Figure of the features of the utterance that `lattice_of_example` shows, None without one."""
     batch, losses = report.example_batch, report.example_losses
     if batch is None or losses is None:
         return None
     index = int(losses.frame_lengths.argmax())
     features_TF = batch.features_NTF[index, : int(batch.feature_lengths_N[index])]
-    figure = Figure(figsize=(9, 2.5), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(features_TF.T.numpy(), origin="lower", aspect="auto", vmin=-14.0, vmax=4.0)
-    figure.colorbar(image, label="log energy")
-    name = printable(f"{title}: {batch.ids[index]}")
-    axes.set(title=name, xlabel="frame of 10 ms", ylabel="mel bin")
-    use_fonts_of_labels(figure)
-    return figure
+    return spectrogram_figure(features_TF, FEATURE_SECONDS, title=f"{title}: {batch.ids[index]}")
 
 
 def samples_as_markdown(samples: tuple[Decoded, ...]) -> str:
