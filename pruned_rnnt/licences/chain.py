@@ -14,9 +14,9 @@ from typing import Any
 
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.licences.terms import TERMS, UNKNOWN, contradiction, demands, spdx
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
 
-FILE_NAME = "licences.json"
 # What an error proposes, the freest first.
 _PROPOSED = (
     "Apache-2.0",
@@ -116,7 +116,7 @@ class Chain:
     def write(self, folder: Path) -> None:
         """Write licences.json."""
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-        (folder / FILE_NAME).write_text(text, encoding="utf-8")
+        RunFolder(folder).licences.write_text(text, encoding="utf-8")
 
 
 def chain_from(values: Any, path: Path) -> Chain:
@@ -137,7 +137,7 @@ def read_chain(folder: Path) -> Chain | None:
     Raises:
         ValueError: the file is damaged.
     """
-    path = folder / FILE_NAME
+    path = RunFolder(folder).licences
     return chain_from(read_json(path), path) if path.is_file() else None
 
 

@@ -16,9 +16,9 @@ from typing import Literal
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.model.saved_file import read_outline
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine import checkpoint
-from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 
 TOKEN_FILES = ("bpe.model", "tokens.txt")
 # Where icefall's recipes, and repositories of its models, keep checkpoints and tokens.
@@ -72,7 +72,7 @@ def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
     if kind == model_file.FORMAT:
         return FoundModel(kind="file", path=path)
     if kind == checkpoint.FORMAT:
-        folder = next((p for p in path.parents if (p / CONFIG_NAME).is_file()), None)
+        folder = next((p for p in path.parents if RunFolder(p).config.is_file()), None)
         if folder is None:
             raise NoModelError(f"{path}: the checkpoint is not in the folder of its run")
         return FoundModel(kind="run", path=folder, checkpoint=path)
@@ -90,7 +90,7 @@ def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
 
 
 def _in_folder(folder: Path, tokens: Path | None) -> FoundModel:
-    if (folder / CONFIG_NAME).is_file():
+    if RunFolder(folder).config.is_file():
         return FoundModel(kind="run", path=folder)
     if (folder / model_file.FILE_NAME).is_file():
         return FoundModel(kind="file", path=folder / model_file.FILE_NAME)
@@ -101,7 +101,7 @@ def _in_folder(folder: Path, tokens: Path | None) -> FoundModel:
         raise NoModelError(_OF_NEMO.format(folder, "a folder of transformers"))
     if found is None:
         raise NoModelError(
-            f"no model in {folder}, which has {_names_in(folder)}. Needed: {CONFIG_NAME} (a run), "
+            f"no model in {folder}, which has {_names_in(folder)}. Needed: config.yaml (a run), "
             f"{model_file.FILE_NAME} (pruned-rnnt export --format torch), {SETTINGS_NAME} with "
             "*.onnx files (--format onnx), or pretrained.pt or epoch-N.pt of icefall with "
             f"{' or '.join(TOKEN_FILES)}"

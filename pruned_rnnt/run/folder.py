@@ -24,6 +24,7 @@ class RunFolder:
         self.bad_steps = path / "bad_steps"
         self.durations = path / "utterances.json"
         self.finetuning = path / "finetune.json"
+        self.licences = path / "licences.json"
         self.calibration = path / "calibration.json"
         self.results = path / "results"
         self.alignments = path / "alignments"

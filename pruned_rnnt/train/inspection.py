@@ -21,7 +21,6 @@ from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_file import find_results
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.log import read_metrics
-from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import run_config
 from pruned_rnnt.train.run_chain import chain_of_run
@@ -49,7 +48,7 @@ def inspect_run(folder: Path, console: Console) -> None:
         ValueError: licences.json is damaged.
     """
     lines = read_metrics(folder)
-    is_run = (folder / CONFIG_NAME).is_file()
+    is_run = RunFolder(folder).config.is_file()
     chain = chain_of_run(run_config(folder)) if is_run else read_chain(folder)
     if not lines and chain is not None:
         show_chain(chain, console)

@@ -24,7 +24,7 @@ from pruned_rnnt.train.engine.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS, CONFIG_NAME, pick_device
+from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS, pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 
@@ -61,9 +61,9 @@ def config_path(folder: Path) -> Path:
     Raises:
         ConfigError: the folder is no run.
     """
-    path = folder / CONFIG_NAME
+    path = RunFolder(folder).config
     if not path.is_file():
-        raise ConfigError(f"{folder} is not a run: it has no {CONFIG_NAME}")
+        raise ConfigError(f"{folder} is not a run: it has no {path.name}")
     return path
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from pruned_rnnt.config.files import ConfigError
 from pruned_rnnt.licences.chain import (
-    FILE_NAME,
     Chain,
     Licence,
     Origin,
@@ -20,6 +19,7 @@ from pruned_rnnt.licences.chain import (
     merged,
     read_chain,
 )
+from pruned_rnnt.run.folder import RunFolder
 
 CALLS = Origin(
     kind="data", name="calls", licence=Licence(id="CC-BY-NC-4.0", source="x"), digest="counts:1"
@@ -36,8 +36,8 @@ def test_file_returns_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ['{"origins": 3}', '{"origins": [{"kind": "data"}]}', "{", "[]"])
 def test_damaged_file_is_named(text: str, tmp_path: Path) -> None:
-    (tmp_path / FILE_NAME).write_text(text)
-    with pytest.raises(ValueError, match=FILE_NAME):
+    RunFolder(tmp_path).licences.write_text(text)
+    with pytest.raises(ValueError, match=r"licences\.json"):
         read_chain(tmp_path)
 
 

@@ -12,7 +12,8 @@ from pruned_rnnt.cli.command import EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
-from pruned_rnnt.licences.chain import FILE_NAME, Licence, read_chain
+from pruned_rnnt.licences.chain import Licence, read_chain
+from pruned_rnnt.run.folder import RunFolder
 from tests.data.recorded_speech import write_audio
 from tests.interop.test_import_icefall import SYMBOLS, checkpoint, make_model, write_tokens
 from tests.tiny_corpus import make_corpus, tiny_overrides
@@ -112,7 +113,7 @@ def test_chain_reaches_card_metadata_and_inspect(
 def test_a_run_of_an_older_version_says_what_is_unknown(tmp_path: Path) -> None:
     corpus, run = make_corpus(tmp_path / "old"), tmp_path / "run"
     assert main(["train", *tiny_overrides(corpus, run, "train.steps=2")]) == 0
-    (run / FILE_NAME).unlink()
+    RunFolder(run).licences.unlink()
     onnx = pytest.importorskip("onnx")
     assert main(["export", str(run), "--format", "onnx", "card.license=mit"]) == 0
     card = (run / "export/onnx/README.md").read_text()

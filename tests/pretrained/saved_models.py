@@ -13,8 +13,9 @@ from pruned_rnnt.export.model_file import ModelFile, save_model
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
-from pruned_rnnt.train.engine.train_config import CONFIG_NAME, TrainConfig
+from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.experiment import ExperimentConfig
 from tests.tiny_models import tiny_model, zipformer_of_icefall
 
@@ -39,7 +40,7 @@ def save_run(folder: Path, model: SpeechModel, tokenizer: Tokenizer, *, step: in
         train=TrainConfig(folder=str(folder), device="cpu"),
     )
     tokenizer.save(folder / "tokens")
-    (folder / CONFIG_NAME).write_text(to_yaml(config), encoding="utf-8")
+    RunFolder(folder).config.write_text(to_yaml(config), encoding="utf-8")
     CheckpointFolder(folder / "checkpoints").save(
         step,
         {

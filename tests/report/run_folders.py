@@ -18,7 +18,6 @@ from pruned_rnnt.run.icefall_files import write_icefall_files
 from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.results import save_result
-from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from tests.tiny_corpus import tiny_experiment
 
 VALIDATION = {"total": 0.5, "wer": 0.25, "retained_mass": 0.99, "band_edge_mass": 0.1}
@@ -53,7 +52,7 @@ def write_run(folder: Path, corpus: Path, steps: int = 4, done: int = 4) -> Path
     """A run without checkpoints that has done some of its steps."""
     folder.mkdir(parents=True)
     config = tiny_experiment(corpus, folder, f"train.steps={steps}")
-    (folder / CONFIG_NAME).write_text(to_yaml(config), encoding="utf-8")
+    RunFolder(folder).config.write_text(to_yaml(config), encoding="utf-8")
     lines = []
     for step in range(1, done + 1):
         lines.append({"group": "train", "step": step, **TRAINING})

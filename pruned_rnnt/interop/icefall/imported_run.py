@@ -25,7 +25,6 @@ from pruned_rnnt.model.fitted_model import sized_model
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
-from pruned_rnnt.train.engine.train_config import CONFIG_NAME
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 _ENCODER = "model.encoder."
@@ -96,7 +95,7 @@ def read_run(
 
 def check_is_new(output: Path) -> None:
     """ValueError if the folder already holds a run."""
-    if (output / CONFIG_NAME).exists():
+    if RunFolder(output).config.exists():
         raise ValueError(f"{output} already holds a run: choose another --output")
 
 
@@ -115,7 +114,7 @@ def save_run(run: ImportedRun, output: Path) -> None:
             "score": None,
         },
     )
-    (output / CONFIG_NAME).write_text(to_yaml(run.config), encoding="utf-8")
+    RunFolder(output).config.write_text(to_yaml(run.config), encoding="utf-8")
 
 
 def _encoder_changes(overrides: Sequence[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 from pruned_rnnt.train.engine.task import Task
 
 # Folder of a run with the reports.
-BAD_STEPS = "bad_steps"
 _IDS_IN_LOG = 5
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def report_too_large(
     """
     for place, (batch, message) in enumerate(batches):
         _dump(
-            run / BAD_STEPS / f"validation-{step:08d}-rank-{rank}-{place}.json",
+            RunFolder(run).bad_steps / f"validation-{step:08d}-rank-{rank}-{place}.json",
             f"validation at step {step} continues without a batch",
             {"step": step, "problem": f"{OUT_OF_MEMORY} ({message})"},
             [task.shapes(batch)],

@@ -15,6 +15,7 @@ import rich.progress
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.progress import bar_columns
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers
@@ -22,8 +23,6 @@ from pruned_rnnt.train.engine.report import StepReport, averages, progress_line,
 
 logger = logging.getLogger(__name__)
 
-METRICS_NAME = "metrics.jsonl"
-LOG_NAME = "train.log"
 _OWN = "own"
 
 
@@ -65,7 +64,7 @@ class RunLog:
         self._loggers: dict[str, MetricLogger] = {}
         if self.ranks.is_first:
             folder.mkdir(parents=True, exist_ok=True)
-            metrics = folder / METRICS_NAME
+            metrics = RunFolder(folder).metrics
             kept = [
                 line
                 for line in read_metrics(folder)
@@ -150,7 +149,7 @@ class RunLog:
                     "has all values",
                     name,
                     reason,
-                    METRICS_NAME,
+                    "metrics.jsonl",
                 )
 
     def __enter__(self) -> RunLog:
@@ -185,8 +184,9 @@ def log_file(folder: Path, rank: int) -> Iterator[None]:
     created with the first warning.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    name = LOG_NAME if rank == 0 else f"train-rank-{rank}.log"
-    handler = logging.FileHandler(folder / name, encoding="utf-8", delay=True)
+    log = RunFolder(folder).log
+    path = log if rank == 0 else log.with_name(f"{log.stem}-rank-{rank}{log.suffix}")
+    handler = logging.FileHandler(path, encoding="utf-8", delay=True)
     handler.setFormatter(_FullLines("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%d %H:%M:%S"))
     handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
     logger = logging.getLogger("pruned_rnnt")
@@ -207,7 +207,7 @@ def log_file(folder: Path, rank: int) -> Iterator[None]:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Lines of a run's metrics.jsonl without damaged ones (after a kill or on a full disk)."""
-    path = folder / METRICS_NAME
+    path = RunFolder(folder).metrics
     if not path.is_file():
         return []
     lines = []

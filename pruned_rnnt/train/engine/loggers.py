@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import read_json
 from pruned_rnnt.system.optional_packages import require
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
-_IDS_NAME = "loggers.json"
 _PROJECT = "pruned_rnnt"
 # MLflow takes this many parameters in a request.
 _MAX_PARAMETERS = 100
@@ -74,7 +74,7 @@ class _TensorBoard:
     def __init__(self, folder: Path, step: int, settings: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._board = SummaryWriter(folder / "tensorboard", purge_step=step + 1)
+        self._board = SummaryWriter(RunFolder(folder).tensorboard, purge_step=step + 1)
 
     def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -194,7 +194,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _read_ids(folder: Path) -> dict[str, str]:
-    path = folder / _IDS_NAME
+    path = RunFolder(folder).loggers
     if not path.is_file():
         return {}
     return read_json(path, f"correct it, or remove it to log to new runs of {LOGGERS[1:]}")
@@ -202,4 +202,4 @@ def _read_ids(folder: Path) -> dict[str, str]:
 
 def _write_id(folder: Path, name: str, identity: str) -> None:
     text = json.dumps({**_read_ids(folder), name: identity}) + "\n"
-    (folder / _IDS_NAME).write_text(text, encoding="utf-8")
+    RunFolder(folder).loggers.write_text(text, encoding="utf-8")

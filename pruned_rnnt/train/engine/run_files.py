@@ -13,10 +13,8 @@ import torch
 
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.code_version import code_version
-
-_TOKENS = "tokens"
-_VERSIONS = "versions.jsonl"
 
 
 def check_tokens(tokenizer: Tokenizer, run: Path, data: str) -> None:
@@ -49,17 +47,17 @@ def run_tokenizer(run: Path) -> Tokenizer:
         FileNotFoundError: it has none.
         ValueError: they are damaged.
     """
-    return Tokenizer.load(run / _TOKENS)
+    return Tokenizer.load(RunFolder(run).tokens)
 
 
 def save_tokens(tokenizer: Tokenizer, run: Path) -> None:
     """Save the tokens to a run that has none; those of a run are never overwritten."""
     if not _has_tokens(run):
-        tokenizer.save(run / _TOKENS)
+        tokenizer.save(RunFolder(run).tokens)
 
 
 def _has_tokens(run: Path) -> bool:
-    return (run / _TOKENS / "tokens.model").exists()
+    return (RunFolder(run).tokens / "tokens.model").exists()
 
 
 def add_version(folder: Path, step: int) -> None:
@@ -71,13 +69,13 @@ def add_version(folder: Path, step: int) -> None:
         "commit": code.commit,
         "torch": str(torch.__version__),
     }
-    with (folder / _VERSIONS).open("a", encoding="utf-8") as file:
+    with RunFolder(folder).versions.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def versions(folder: Path) -> list[dict[str, str | int]]:
     """The lines in order; none for a run that has no such file, or a damaged one."""
-    path = folder / _VERSIONS
+    path = RunFolder(folder).versions
     if not path.is_file():
         return []
     try:

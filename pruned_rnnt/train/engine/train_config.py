@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 # The configuration in the folder of a run.
-CONFIG_NAME = "config.yaml"
 # Number of checkpoints that `pruned-rnnt average` without --last and decode.checkpoint=average use.
 AVERAGED_CHECKPOINTS = 3
 

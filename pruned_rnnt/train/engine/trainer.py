@@ -17,9 +17,10 @@ from pruned_rnnt.config.load import to_dict, to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.kernels.available import set_mode
+from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.average import RunningAverage
-from pruned_rnnt.train.engine.bad_steps import BAD_STEPS, TrainingStopped, dump_bad_step
+from pruned_rnnt.train.engine.bad_steps import TrainingStopped, dump_bad_step
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, stopped_without_worker
@@ -31,7 +32,7 @@ from pruned_rnnt.train.engine.run_files import add_version
 from pruned_rnnt.train.engine.state import TrainingState
 from pruned_rnnt.train.engine.step import Step, Stepper
 from pruned_rnnt.train.engine.task import Task
-from pruned_rnnt.train.engine.train_config import CONFIG_NAME, pick_device
+from pruned_rnnt.train.engine.train_config import pick_device
 from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.optim.schedule import learning_rate_scale
 
@@ -108,7 +109,7 @@ class Trainer:
             self.ranks,
         )
         self.checkpoints = CheckpointFolder(
-            self.folder / "checkpoints", config.train.keep_last, config.train.keep_best
+            RunFolder(self.folder).checkpoints, config.train.keep_last, config.train.keep_best
         )
         self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
         self.stop_signals = StopSignals(show_note=self.ranks.is_first)
@@ -202,7 +203,7 @@ class Trainer:
         if not report.problem.startswith(OUT_OF_MEMORY):
             # With broken parameters, the utterances are not the cause.
             self.state.stop_if_diverged(self.checkpoints)
-        folder = self.folder / BAD_STEPS
+        folder = RunFolder(self.folder).bad_steps
         shapes = [self.task.shapes(batch) for batch in step.batches]
         dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
         if counters.consecutive_bad_steps >= self.config.train.max_bad_steps:
@@ -327,7 +328,7 @@ class Trainer:
             stack.enter_context(exclusive_folder_lock(self.folder, "is being trained"))
         stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
-            (self.folder / CONFIG_NAME).write_text(to_yaml(self.config), encoding="utf-8")
+            RunFolder(self.folder).config.write_text(to_yaml(self.config), encoding="utf-8")
             add_version(self.folder, step)
             self.task.save_files(self.folder)
         self.log = stack.enter_context(
