@@ -81,7 +81,7 @@ def test_features_of_whole_recordings_are_computed_in_batches(model: Path, folde
 
     def transcribe(batch_seconds: float) -> list[Transcription | Exception]:
         decode = DecodeConfig(batch_seconds=batch_seconds)
-        recogniser = Recogniser(*load_model(model), segments=settings, decode=decode)
+        recogniser = Recogniser(*load_model(model)[:4], segments=settings, decode=decode)
         return list(recogniser.transcribe_each(paths))
 
     for path, one, other in zip(paths, transcribe(0.0), transcribe(8.0), strict=True):
@@ -96,7 +96,7 @@ def test_features_of_whole_recordings_are_computed_in_batches(model: Path, folde
 def test_a_recording_that_does_not_fit_in_memory_is_an_error_of_its_own(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recogniser = Recogniser(*load_model(model), decode=DecodeConfig(batch_seconds=60.0))
+    recogniser = Recogniser(*load_model(model)[:4], decode=DecodeConfig(batch_seconds=60.0))
     best_paths = recogniser._best_paths
 
     def limited(batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
