@@ -28,6 +28,7 @@ PACKAGES_OF_EXTRA = {
     ),
     "recipes": ("espeakng_loader",),
     "export": ("onnx", "onnxruntime", "onnxscript", "sherpa_onnx"),
+    "k2": ("k2",),
     "microphone": ("sounddevice",),
     "report": ("jinja2",),
     "vad": ("silero_vad", "onnxruntime"),
