@@ -35,13 +35,21 @@ class Symbols(NamedTuple):
         return px.masked_fill(~self.is_symbol[:, :, None], -torch.inf)
 
 
+def column_of(termination_symbol: int, scores: Tensor) -> int:
+    """The column of a termination_symbol, which counts from the end if it is negative; of scores
+    (B, ..., C) that are yet to be checked."""
+    if (
+        not isinstance(scores, Tensor)
+        or not scores.dim()
+        or not isinstance(termination_symbol, int)
+    ):
+        return termination_symbol
+    size = scores.shape[-1]
+    is_from_end = -size <= termination_symbol < 0
+    return termination_symbol + size if is_from_end else termination_symbol
+
+
 @in_names_of_k2
-def column_of(termination_symbol: int, size: int) -> int:
-    """The column of a termination_symbol, which counts from the end if it is negative."""
-    is_negative = isinstance(termination_symbol, int) and -size <= termination_symbol < 0
-    return termination_symbol + size if is_negative else termination_symbol
-
-
 def checked_symbols(
     symbols: Tensor,
     termination_symbol: int,
@@ -55,7 +63,7 @@ def checked_symbols(
     checks.check_same("symbols", symbols, "the scores", like)
     checks.check_shape("symbols", symbols, shape, "(B, S)")
     size = like.shape[-1]
-    checks.check_options(column_of(termination_symbol, size), size)
+    checks.check_options(column_of(termination_symbol, like), size)
     is_symbol = (symbols >= 0) & (symbols < size)
     if checks.readable(False, symbols, boundary):
         inside = torch.ones_like(is_symbol)

@@ -28,7 +28,13 @@ from pruned_rnnt.compat.k2_log_probs import (
 )
 from pruned_rnnt.compat.k2_pruning import bounds_of_ranges
 from pruned_rnnt.compat.k2_recursion import mutual_information_recursion
-from pruned_rnnt.loss.checks import REDUCTIONS, check_finite, check_floating, check_one_of
+from pruned_rnnt.loss.checks import (
+    REDUCTIONS,
+    check_finite,
+    check_floating,
+    check_one_of,
+    check_tensor,
+)
 from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.utterances import as_int32
 
@@ -112,14 +118,16 @@ def rnnt_loss_smoothed(
     check_finite("delay_penalty", delay_penalty)
     options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
     # The native loss averages the am part over real positions; k2 over all of them.
-    if am_only_scale != 0.0 or not _is_native(symbols, termination_symbol, boundary):
+    check_tensor("am", am)
+    column = column_of(termination_symbol, am)
+    if am_only_scale != 0.0 or not _is_native(symbols, column, boundary):
         scales = (lm_only_scale, am_only_scale)
         scores = get_rnnt_logprobs_smoothed(
             lm, am, symbols, termination_symbol, *scales, boundary, rnnt_type
         )
         return _loss_of_log_probs(*scores, options)
     lengths = _lengths(boundary, am, symbols)
-    native = options.native(column_of(termination_symbol, am.shape[-1]))
+    native = options.native(column)
     loss, occupancy = pruned_rnnt.rnnt_loss_simple(
         am, lm, symbols, *lengths, lm_only_scale=lm_only_scale, **native
     )
@@ -196,7 +204,8 @@ def _loss_of_logits(
         ranges = None
     # The native loss refuses one column where a symbol needs two ('constrained'); k2's is inf.
     by_log_probs = return_grad or (ranges is not None and ranges.shape[2] == 1)
-    if by_log_probs or not _is_native(symbols, blank, boundary):
+    column = column_of(blank, logits)
+    if by_log_probs or not _is_native(symbols, column, boundary):
         if ranges is None:
             scores = get_rnnt_logprobs_joint(logits, symbols, blank, rnnt_type, boundary, hat)
         else:
@@ -205,7 +214,7 @@ def _loss_of_logits(
             )
         return _loss_of_log_probs(*scores, options)
     lengths = _lengths(boundary, logits, symbols)
-    native = options.native(column_of(blank, logits.shape[-1]))
+    native = options.native(column)
     if ranges is None:
         return pruned_rnnt.rnnt_loss(logits, symbols, *lengths, hat=hat, **native)
     bounds = bounds_of_ranges(ranges)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from torch import Tensor
 
@@ -165,8 +166,9 @@ def _check_layers(
     """The sizes of am (N, T, D) and lm (N, U+1, D) and of output layers that fit them."""
     sizes = check_am_lm(am, lm, "D")
     _check_output_layer("", layers.weight, layers.bias, "V", am)
-    if durations is not None and layers.duration_weight is not None:
-        weight, found = layers.duration_weight, check_durations(durations)
+    if durations is not None:
+        # The check below refuses None, which a caller may pass in spite of the type.
+        weight, found = cast(Tensor, layers.duration_weight), check_durations(durations)
         _check_output_layer("duration_", weight, layers.duration_bias, "K", am)
         shape, meaning = (len(found), am.shape[2]), "(K, D) with one row for each of durations"
         checks.check_shape("duration_weight", weight, shape, meaning)

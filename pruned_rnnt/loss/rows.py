@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -40,10 +42,12 @@ def loss_of_logits(
     reduction: str = "none",
 ) -> Tensor:
     """(N,) or reduced, over the whole lattice or inside bounds, of logits that check_logits took;
-    batch: targets and lengths, unchecked. duration_logits: of TDT."""
-    if duration_logits is not None and recursion.tdt is not None:
+    batch: targets and lengths, unchecked. duration_logits: of TDT, unchecked."""
+    if recursion.tdt is not None and not recursion.blanks:
         dtype, durations = logits.dtype, recursion.tdt.durations
-        logits, duration_logits = check_duration_logits(duration_logits, logits, durations)
+        logits, duration_logits = check_duration_logits(
+            cast(Tensor, duration_logits), logits, durations
+        )
         if in_place and logits.dtype != dtype:
             raise ValueError(
                 f"in_place=True needs duration_logits of the precision of logits, {dtype}; they "
