@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.config.load import ConfigError, value_of
 from pruned_rnnt.data.input.lm_texts import TextFiles, text_splits
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.split_summary import show_split, show_texts
@@ -48,8 +48,9 @@ def inspect_run(folder: Path, console: Console) -> None:
         ValueError: licences.json is damaged.
     """
     lines = read_metrics(folder)
-    is_run = RunFolder(folder).config.is_file()
-    chain = chain_of_run(run_config(folder)) if is_run else read_chain(folder)
+    config = RunFolder(folder).config
+    is_recogniser = config.is_file() and value_of("task", config) is None
+    chain = chain_of_run(run_config(folder)) if is_recogniser else read_chain(folder)
     if not lines and chain is not None:
         show_chain(chain, console)
         return
