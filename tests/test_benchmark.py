@@ -52,14 +52,14 @@ def test_systems_agree(name: str) -> None:
         assert loss_of(system, CPU_CASES[kind]) == pytest.approx(expected, rel=tolerance)
 
 
-def test_row_is_complete_and_appended(tmp_path, monkeypatch) -> None:
+def test_row_is_complete_and_appended(tmp_path) -> None:
     row = run_one(CPU_CASES["full"], OURS[0], repeats=3)
     assert 0 < row.p20_ms <= row.median_ms <= row.p80_ms
     assert row.launches is row.waits is None
     assert all(value not in ("", None) for value in list(vars(row).values())[:-2])
-    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    path = tmp_path / "new/cpu.jsonl"
     for _ in range(2):
-        path = results.append([row], "cpu")
+        results.append([row], path)
     lines = path.read_text().splitlines()
     assert [results.Row(**json.loads(line)) for line in lines] == [row, row]
     assert row.case in results.format_table([row])
