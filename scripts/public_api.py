@@ -54,10 +54,12 @@ def _described(name: str, found: Any) -> Iterator[str]:
     if not inspect.isclass(found):
         yield f"{name}{_signature(found)}"
         return
-    fields = getattr(found, "_fields", None) or [
-        field.name
-        for field in (dataclasses.fields(found) if dataclasses.is_dataclass(found) else ())
-    ]
+    if issubclass(found, BaseException):
+        yield name
+        return
+    fields = list(getattr(found, "_fields", ()))
+    if dataclasses.is_dataclass(found):
+        fields = [field.name for field in dataclasses.fields(found)]
     yield f"{name}({', '.join(fields)})" if fields else f"{name}{_signature(found)}"
     for member, value in sorted(vars(found).items()):
         if not member.startswith("_") and member not in fields and callable(value):

@@ -1,4 +1,4 @@
-"""Models of NeMo and transformers: the same outputs, losses and texts, and refusals.
+"""Models of NeMo and transformers: the same outputs and texts, finite losses, and refusals.
 
 The expected values are those of nemo_toolkit 3.0.0 and transformers 5.24.0: parakeet_models.py.
 
