@@ -192,21 +192,23 @@ def telephone(recording: Spoken) -> Spoken:
     return Spoken(np.asarray(wide_S, dtype=np.float32), recording.words)
 
 
-class Heard(NamedTuple):
-    """The text of a recording, and its marks."""
+class MarkedText(NamedTuple):
+    """The recognised text of a recording, and the marks in it."""
 
     text: str
     marks: Sequence[Mark]
 
 
-def from_files(recogniser: AudioRecogniser, recordings: Sequence[Spoken]) -> list[Heard]:
+def transcribe_files(recogniser: AudioRecogniser, recordings: Sequence[Spoken]) -> list[MarkedText]:
     results = recogniser.transcribe([recording.samples_S for recording in recordings])
-    return [Heard(result.text, result.marks) for result in results]
+    return [MarkedText(result.text, result.marks) for result in results]
 
 
-def from_streams(recogniser: AudioRecogniser, recordings: Sequence[Spoken]) -> list[Heard]:
+def transcribe_streams(
+    recogniser: AudioRecogniser, recordings: Sequence[Spoken]
+) -> list[MarkedText]:
     """Each as a live stream; some are decoded together."""
-    heard = []
+    results = []
     for begin in range(0, len(recordings), _STREAMS):
         streams = []
         for recording in recordings[begin : begin + _STREAMS]:
@@ -218,8 +220,8 @@ def from_streams(recogniser: AudioRecogniser, recordings: Sequence[Spoken]) -> l
         for stream in streams:
             finals = stream.take_finals()
             text = " ".join(final.text for final in finals if final.text)
-            heard.append(Heard(text, [mark for final in finals for mark in final.marks]))
-    return heard
+            results.append(MarkedText(text, [mark for final in finals for mark in final.marks]))
+    return results
 
 
 def measured(
@@ -227,7 +229,7 @@ def measured(
 ) -> Row:
     """Transcribe the recordings of a condition."""
     started = time.perf_counter()
-    results = (from_streams if live else from_files)(recogniser, recordings)
+    results = (transcribe_streams if live else transcribe_files)(recogniser, recordings)
     taken = time.perf_counter() - started
     scores = [score(*pair) for pair in zip(recordings, results, strict=True)]
     seconds = sum(recording.seconds for recording in recordings)
@@ -244,7 +246,7 @@ def measured(
     )
 
 
-def score(recording: Spoken, result: Heard) -> tuple[int, int, int, int]:
+def score(recording: Spoken, result: MarkedText) -> tuple[int, int, int, int]:
     """Errors, lost runs, those without a mark, and marks on no deleted word."""
     transcript = Transcript(
         id="",

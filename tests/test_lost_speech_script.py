@@ -13,7 +13,7 @@ from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.transcribe.lost_speech import Mark
 from scripts import lost_speech
-from scripts.lost_speech import Heard, Spoken, TimedReference, score
+from scripts.lost_speech import MarkedText, Spoken, TimedReference, score
 from tests.pretrained.saved_models import make_model, make_tokenizer, save_file, save_icefall
 from tests.tiny_models import tiny_conformer, tiny_model, zipformer_of_icefall
 from tests.transcribe.random_model import babble
@@ -86,7 +86,9 @@ def test_lost_words_and_marks_are_counted() -> None:
     recording = spoken(8.0)
 
     def counts(text: str, *spans: tuple[float, float]) -> tuple[int, int, int, int]:
-        return score(recording, Heard(text, [Mark("speech without text", *span) for span in spans]))
+        return score(
+            recording, MarkedText(text, [Mark("speech without text", *span) for span in spans])
+        )
 
     assert counts(" ".join(["one"] * 8)) == (0, 0, 0, 0)
     assert counts(" ".join(["one"] * 8), (1.0, 1.5)) == (0, 0, 0, 1)
