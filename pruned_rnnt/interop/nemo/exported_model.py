@@ -113,7 +113,7 @@ def _write_archive(path: Path, model: SpeechModel, tokenizer: Tokenizer) -> None
 def _write_folder(path: Path, model: SpeechModel, tokenizer: Tokenizer) -> None:
     config = transformers_config(model)
     state: StateDict = {}
-    start = {f"{nemo}": ours for ours, nemo in TRANSFORMERS_PREFIXES.items()}
+    start = {nemo: theirs for theirs, nemo in TRANSFORMERS_PREFIXES.items()}
     for name, value in nemo_state(model).items():
         if name.startswith("encoder."):
             inner = renamed(name.removeprefix("encoder."), "transformers", "nemo")

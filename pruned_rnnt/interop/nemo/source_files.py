@@ -45,11 +45,6 @@ class SourceFiles:
     tokenizer: bytes
 
 
-def is_transformers_folder(path: Path) -> bool:
-    """Whether a folder has a model of transformers with parameters in safetensors files."""
-    return (path / CONFIG_JSON).is_file() and any(path.glob("*.safetensors*"))
-
-
 def read_archive(path: Path) -> SourceFiles:
     """The files of a `.nemo` archive; only plain files directly in it are read.
 
