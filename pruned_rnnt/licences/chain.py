@@ -16,6 +16,7 @@ from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.licences.terms import TERMS, UNKNOWN, contradiction, demands, spdx
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
+from pruned_rnnt.system.whole_files import write_lines
 
 # What an error proposes, the freest first.
 _PROPOSED = (
@@ -115,8 +116,8 @@ class Chain:
 
     def write(self, folder: Path) -> None:
         """Write licences.json."""
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-        RunFolder(folder).licences.write_text(text, encoding="utf-8")
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False)
+        write_lines(RunFolder(folder).licences, [text])
 
 
 def chain_from(values: Any, path: Path) -> Chain:

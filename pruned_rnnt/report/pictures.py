@@ -27,6 +27,7 @@ from pruned_rnnt.report.scored_set import ScoredUtterance
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_file import ResultFile
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model
@@ -45,7 +46,7 @@ class UtterancePictures:
         self.model: TransducerModel | None = None
         self.problem = ""
         self.stored = config.data.features == "stored"
-        self.tokenizer = Tokenizer.load(RunFolder(config.folder).tokens)
+        self.tokenizer = run_tokenizer(config.folder)
         checkpoint = _checkpoint_of(config, result)
         if checkpoint is None:
             checkpoint = config.decode.checkpoint

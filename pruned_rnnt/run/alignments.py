@@ -15,9 +15,9 @@ from pathlib import Path
 
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_inputs import ResultInputs
-from pruned_rnnt.run.whole_files import write_lines
 from pruned_rnnt.system.json_file import read_json
 from pruned_rnnt.system.usage_errors import UsageError
+from pruned_rnnt.system.whole_files import write_lines
 
 
 @dataclass(frozen=True, kw_only=True)

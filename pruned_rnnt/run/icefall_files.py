@@ -19,7 +19,7 @@ from pruned_rnnt.decode.scoring.error_statistics import (
     align_words,
 )
 from pruned_rnnt.decode.scoring.wer import Transcript
-from pruned_rnnt.run.whole_files import write_lines
+from pruned_rnnt.system.whole_files import write_lines
 
 _KeyT = TypeVar("_KeyT", str, tuple[str, str])
 

@@ -12,9 +12,9 @@ from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.icefall_files import write_icefall_files
 from pruned_rnnt.run.measured import Measurement, measurement_path
 from pruned_rnnt.run.result_inputs import ResultInputs
-from pruned_rnnt.run.whole_files import write_lines
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.system.json_file import read_json
+from pruned_rnnt.system.whole_files import write_lines
 
 _ALL_SCORES = "scores.json"
 

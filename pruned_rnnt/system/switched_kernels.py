@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
+from pruned_rnnt.system.whole_files import write_lines
 
 logger = logging.getLogger("pruned_rnnt")
 
@@ -128,11 +129,8 @@ def write_switches(checked: Sequence[Switch], wrong: Sequence[Switch]) -> Path:
     """
     others = [x for x in read_switches() if not any(x.is_for(each) for each in checked)]
     path = switch_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"switched": [asdict(x) for x in (*others, *wrong)]}, indent=2)
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(text + "\n", encoding="utf-8")
-    partial.replace(path)
+    entries = [asdict(x) for x in (*others, *wrong)]
+    write_lines(path, [json.dumps({"switched": entries}, indent=2)])
     _why_switched.cache_clear()
     return path
 

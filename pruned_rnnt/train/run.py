@@ -24,6 +24,7 @@ from pruned_rnnt.train.engine.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS, pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig
 
@@ -100,7 +101,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     start_device(device)
     path, name, values = _read_checkpoint(config.folder, config.decode.checkpoint)
     saved = from_dict(ExperimentConfig, values["config"], str(path))
-    tokenizer = Tokenizer.load(RunFolder(config.folder).tokens)
+    tokenizer = run_tokenizer(config.folder)
     if len(tokenizer) != values["vocab_size"]:
         raise CheckpointError(
             f"{path} has {values['vocab_size']} symbols, {config.folder}/tokens {len(tokenizer)}: "

@@ -18,7 +18,7 @@ from pruned_rnnt.decode.emission_delay import (
 )
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.model.encoder_kinds import build_encoder, stream_encoder
-from pruned_rnnt.run.whole_files import write_lines
+from pruned_rnnt.system.whole_files import write_lines
 from tests.tiny_corpus import make_corpus, trained_run
 from tests.tiny_models import tiny_conformer, tiny_zipformer
 

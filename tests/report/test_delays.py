@@ -7,7 +7,7 @@ from pathlib import Path
 from pruned_rnnt.decode.emission_delay import WordDelay, delay_lines
 from pruned_rnnt.report.delays import delay_section
 from pruned_rnnt.run.result_file import ResultFile
-from pruned_rnnt.run.whole_files import write_lines
+from pruned_rnnt.system.whole_files import write_lines
 
 
 def test_histogram_and_percentiles(tmp_path: Path) -> None:

@@ -25,14 +25,13 @@ from pruned_rnnt.model.language_model import (
     LanguageModelLosses,
 )
 from pruned_rnnt.model.saved_file import UnusableFileError
-from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.bad_steps import report_too_large
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.engine.report import BatchSize, Utterance
-from pruned_rnnt.train.engine.run_files import check_tokens, save_tokens
+from pruned_rnnt.train.engine.run_files import check_tokens, run_tokenizer, save_tokens
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
@@ -235,4 +234,4 @@ def load_language_model(folder: Path, device: torch.device) -> tuple[LanguageMod
         )
     except UnusableFileError as error:
         raise CheckpointError(str(error)) from error
-    return model.to(device).eval(), Tokenizer.load(RunFolder(folder).tokens)
+    return model.to(device).eval(), run_tokenizer(folder)
