@@ -13,16 +13,17 @@ import pytest
 from pruned_rnnt.data.input.prepared_folder import building, write_report
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 
-# Holds the lock and has a forked child that outlives it, as loader workers do.
+# Holds the lock and has a forked child that outlives it, as loader workers do. The child speaks:
+# it shares the lock until it has closed its copy of the handle, which it does before `fork` returns.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 with exclusive_folder_lock(Path(sys.argv[1]), "is held"):
     if os.fork() == 0:
+        print("held", flush=True)
         time.sleep(20)
         os._exit(0)
-    print("held", flush=True)
     time.sleep(20)
 """
 
