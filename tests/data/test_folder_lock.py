@@ -13,8 +13,8 @@ import pytest
 from pruned_rnnt.data.input.prepared_folder import building, write_report
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 
-# Holds the lock and has a forked child that outlives it, as loader workers do. The child speaks:
-# it shares the lock until it has closed its copy of the handle, which it does before `fork` returns.
+# Holds the lock and has a forked child that outlives it, as loader workers do. The child prints a
+# line once `fork` has returned: only then has it closed its copy of the handle and left the lock.
 HOLDER = """
 import os, sys, time
 from pathlib import Path
