@@ -5,6 +5,7 @@ Axes: N batch, T feature frames, F mel bins, E encoder width.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +69,8 @@ def check_encoders(device: torch.device) -> Iterator[Finding]:
     """Passes without dropout against float64, and training passes with kernels against those of
     plain torch."""
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    if _runs_kernels(device):
+        _compile(device, dtypes)
     for name, config in encoder_configs().items():
         encoder = _new(config)
         wanted = _passed(copy.deepcopy(encoder).double(), torch.float64)
@@ -97,6 +100,21 @@ def check_graphs(device: torch.device) -> Iterator[Finding]:
             (f"{name}, inference in a graph", _inference_graph),
         ):
             yield guarded(GRAPHS, what, functools.partial(compare, encoder, what))
+
+
+def _compile(device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
+    """Compile in parallel what the comparisons need; a kernel that fails fails again there."""
+    from pruned_rnnt.model.kernels.variants import compiled_together
+
+    with compiled_together(device):
+        for config in encoder_configs().values():
+            encoder = _new(config).to(device)
+            for dtype in dtypes:
+                for is_training in (False, True):
+                    with contextlib.suppress(Exception):
+                        _passed(encoder.train(is_training), dtype)
+            with contextlib.suppress(Exception), torch.inference_mode():
+                encoder.eval()(*_features(device))
 
 
 def _runs_kernels(device: torch.device) -> bool:
