@@ -6,10 +6,10 @@
 
 namespace pruned_rnnt {
 
-// Elements for each utterance of lattice and band_lattice, with up to `columns` nodes of a frame;
+// Elements of lattice and band_lattice, with up to `columns` nodes of a frame and `frames` in all;
 // cuda/lattice/halves.cuh divides them.
-constexpr int64_t cut_elements(int64_t columns, int64_t frames) {
-  return 5 * columns + 4 * (frames + 2);
+constexpr int64_t cut_elements(int64_t utterances, int64_t columns, int64_t frames) {
+  return utterances * (5 * columns + 8) + 4 * frames;
 }
 
 // Elements of tdt_lattice for lattices of so many rows in all: the pairs of all nodes

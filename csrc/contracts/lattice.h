@@ -15,7 +15,7 @@ inline void lattice(Arguments& in) {
   const bool is_regular = static_cast<Topology>(in.number("rnnt_type", 0, 3)) == Topology::kRegular;
   in.require(emit_T.value() == T.value() + (is_regular ? 1 : 0),
              "`px` must have T + 1 frames with the regular topology, and T with the others");
-  const int64_t least = N.value() * cut_elements(U.value() + 1, T.value());
+  const int64_t least = cut_elements(N.value(), U.value() + 1, N.value() * T.value());
   in.flat("work", Type::kReal, at_least(least));
   in.tensor("total", Type::kReal, {N});
   in.tensor("gx", Type::kReal, {N, U, emit_T});

@@ -59,6 +59,11 @@ class LatticeRows {
   }
 
   int64_t padded() const { return N.value() * T.value() * S.value(); }
+  // Frames of all utterances: packed ones, whose longest may be unknown, have a row each.
+  int64_t most_frames(const Size& R) const {
+    const int64_t frames = N.value() * T.value();
+    return row_splits_ == nullptr ? frames : std::min(frames, R.value());
+  }
 
   Size& N;
   Size T{"frames"}, S{"columns"};
@@ -87,7 +92,7 @@ inline void band_lattice(Arguments& in) {
   const LatticeRows rows(in, N);
   topology(in);
   rows.require_all(in, R);
-  const int64_t least = N.value() * cut_elements(rows.S.value(), rows.T.value());
+  const int64_t least = cut_elements(N.value(), rows.S.value(), rows.most_frames(R));
   in.flat("work", Type::kReal, at_least(least));
   in.tensor("total", Type::kReal, {N});
   in.flat("gx", Type::kReal, R);

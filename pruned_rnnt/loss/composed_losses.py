@@ -87,7 +87,9 @@ def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
 
 def _simple_loss(layers: LossLayers, call: LossCall) -> SimpleResults:
     encoder_out, predictor_out, utterances, _, recursion = call
-    batch, options = utterances.tensors, layers.simple_options._replace(recursion=recursion)
+    # Dynamo of torch 2.11 passes no result of `_replace` to a function that it keeps as a node.
+    options = SimpleOptions(recursion, layers.simple_options.scales)
+    batch = utterances.tensors
     # torch.compile must see each layer.
     if not torch.compiler.is_compiling():
         streamed = streamed_of(layers, encoder_out, predictor_out)

@@ -47,7 +47,8 @@ class TdtHead(nn.Module):
             return recursion
         if step is None or self._drawn is None or self._drawn[0] != step:
             self._drawn = (step, draws_rnnt(self.omega, device))
-        return recursion._replace(ignores_durations=self._drawn[1])
+        # Dynamo of torch 2.11 passes no result of `_replace` to a function that it keeps as a node.
+        return Recursion(recursion.loss, recursion.tdt, ignores_durations=self._drawn[1])
 
 
 def check_tdt_joiner(joiner: object, durations: Sequence[int], rnnt_type: str, hat: bool) -> None:

@@ -98,7 +98,7 @@ def band_call(
     rows = start.numel() * columns
     px, py = log_softmax_like(2, rows, dtype=dtype)
     lengths = (batch.logit_lengths, batch.target_lengths)
-    work = split_workspace(px, batch.size, columns, batch.frames)
+    work = split_workspace(px, batch.size, columns, batch.size * batch.frames)
     inputs = (px, py, *lengths, start, None, batch.frames, columns, rnnt_type, delay, work)
     outputs = tuple(poison(size, dtype=dtype) for size in (batch.size, rows, rows))
     return Call("band_lattice", inputs, outputs)

@@ -98,9 +98,9 @@ def test_beam_search_does_not_synchronise() -> None:
     search = ModifiedBeamSearch(model, silent_symbols=[UNKNOWN])
     encoded_NTE, lengths_N = (x.cuda() for x in encoded(LENGTHS))
     search(encoded_NTE, lengths_N)
-    am_NTD = model.joiner.encoder_proj(encoded_NTE)
+    start = search._start(len(encoded_NTE), encoded_NTE.device)
     with no_synchronisation():
-        search._frames(am_NTD, lengths_N)
+        search._frames(encoded_NTE, lengths_N, start)
 
 
 @torch.inference_mode()
@@ -119,9 +119,9 @@ def test_scorers_match_the_cpu_and_do_not_synchronise() -> None:
     frames_NTE, lengths_N = encoded_NTE.cuda(), lengths_N.cuda()
     for (one,), (other,) in zip(on_device(frames_NTE, lengths_N), expected, strict=True):
         assert_same(one, other)
-    am_NTD = on_device.model.joiner.encoder_proj(frames_NTE)
+    start = on_device._start(len(frames_NTE), frames_NTE.device)
     with no_synchronisation():
-        on_device._frames(am_NTD, lengths_N)
+        on_device._frames(frames_NTE, lengths_N, start)
 
 
 def test_word_ngram_matches_the_cpu_without_synchronisation() -> None:

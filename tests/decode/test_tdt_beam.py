@@ -216,9 +216,10 @@ def test_beam_search_matches_the_cpu_and_does_not_synchronise() -> None:
         for one, other in zip(ours, theirs, strict=True):
             assert (one.symbols, one.frames) == (other.symbols, other.frames)
             assert one.score == pytest.approx(other.score, rel=1e-3, abs=1e-2)
-    am_NTD, lengths_N = model.joiner.encoder_proj(frames.cuda()), lengths.cuda()
+    encoded_NTE, lengths_N = frames.cuda(), lengths.cuda()
+    start = search._start(len(encoded_NTE), encoded_NTE.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        search._frames(am_NTD, lengths_N)
+        search._frames(encoded_NTE, lengths_N, start)
     finally:
         torch.cuda.set_sync_debug_mode("default")

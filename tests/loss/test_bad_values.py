@@ -193,7 +193,8 @@ def test_packed_rows_after_an_utterance_of_negative_length(device) -> None:
     }
     given = {key: x.to(device) for key, x in given.items()}
     with unseen_values(device):
-        loss = calls.full(given, reduction="none").cpu()
+        loss = calls.full(given, reduction="none")
+    loss = loss.cpu()
     torch.testing.assert_close(loss[others], expected[others])
     assert loss[1] == torch.inf
 

@@ -129,7 +129,7 @@ def test_every_forward_kernel_runs_without_gradients(
     launch_kernel = launch.Kernel.__call__
 
     def record(kernel: Any, *arguments: Any, **options: Any) -> None:
-        function = kernel._jit.fn
+        function = kernel.jit.fn
         names.add(f"{function.__module__.split('.')[-1]}.{function.__name__}")
         launch_kernel(kernel, *arguments, **options)
 

@@ -89,7 +89,7 @@ def band_lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
                 px[torch.rand(rows) < 0.1] = NEG_INF
                 inputs = (px, py, batch.logit_lengths, batch.target_lengths, *geometry)
                 outputs = tuple(poison(size, dtype=dtype) for size in (batch.size, rows, rows))
-                work = split_workspace(px, batch.size, geometry[3], geometry[2])
+                work = split_workspace(px, batch.size, geometry[3], batch.size * geometry[2])
                 yield Call("band_lattice", (*inputs, rnnt_type, delay, work), outputs)
 
 
@@ -105,7 +105,7 @@ def lattice_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
             px = log_softmax_like(size, symbols, emit_frames, dtype=dtype)
             py = log_softmax_like(size, symbols + 1, frames, dtype=dtype)
             outputs = [poison(*shape, dtype=dtype) for shape in ((size,), px.shape, py.shape)]
-            work = split_workspace(px, size, symbols + 1, frames)
+            work = split_workspace(px, size, symbols + 1, size * frames)
             yield Call("lattice", (px, py, boundary, rnnt_type, work), tuple(outputs))
 
 

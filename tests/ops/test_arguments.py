@@ -62,6 +62,7 @@ FREE_ON_CUDA = FREE | {
     ("counted_rows_sums", "out", 0),
     ("exp_rows", "x", 2),
     ("exp_rows", "x_exp", 1),
+    ("exp_rows", "x_exp", 3),
     ("fused_log_probs", "lm", 1),
     ("fused_log_probs", "targets", 1),
     ("list_active_rows", "block_ends", 1),

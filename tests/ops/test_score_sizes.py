@@ -30,7 +30,7 @@ def test_sums_of_scores_of_any_size(device, rnnt_type, columns, scale, mask) -> 
         outputs = [torch.zeros(size, dtype=dtype, device=where) for size in sizes]
         moved = [x.to(where) if isinstance(x, torch.Tensor) else x for x in geometry]
         arcs = px.to(where, dtype), py.to(where, dtype)
-        work = split_workspace(arcs[0], BATCH.size, columns, BATCH.frames)
+        work = split_workspace(arcs[0], BATCH.size, columns, BATCH.size * BATCH.frames)
         function(*arcs, *moved, rnnt_type, 0.0, work, *outputs)
         return [x.cpu().double() for x in outputs]
 

@@ -29,7 +29,7 @@ def test_every_topology_and_width_of_band(device, columns, back, rnnt_type) -> N
     def outputs(where: str) -> list[torch.Tensor]:
         return [torch.full((n,), 7.0, dtype=px.dtype, device=where) for n in (3, rows, rows)]
 
-    work = split_workspace(px, batch.size, columns, batch.frames)
+    work = split_workspace(px, batch.size, columns, batch.size * batch.frames)
     want = outputs("cpu")
     FALLBACKS["band_lattice"](*inputs, rnnt_type, 0.1, work, *want)
     got = outputs(device)

@@ -42,27 +42,35 @@ constexpr bool goes_back(Walk walk) {
 // M, the number of frames of the early half. The late half has at least one frame.
 __host__ __device__ inline int32_t cut_of(int32_t frames) { return frames / 2; }
 
+// Where `work` keeps the edges of an utterance: behind those of so many frames of the utterances
+// before, with room for so many frames of its own.
+struct EdgePlace {
+  int64_t frames_before, frames;
+};
+
 // Results that the walks of an utterance exchange in global memory (an op's `work`), for up to
 // `columns` nodes of a frame:
 //
-//   a (2,columns) | b (2,columns) | share of the nodes at the cut (columns) | edges (2, 2 (T+2))
+//   a (2,columns) | b (2,columns) | share of the nodes at the cut (columns)     of each utterance
+//   edges (2, 2 (T+2))                                                          of each utterance
 //
 // a and b as Probability::save writes them. Edges: values that go from one pass over the columns of
 // a wide lattice to the next, for the early and the late half.
 template <typename real>
 class CutMemory {
  public:
-  RNNT_DEVICE CutMemory(real* work, int64_t n, int64_t columns, int64_t frames)
-      : base_(work + n * cut_elements(columns, frames)), columns_(columns), frames_(frames) {}
+  RNNT_DEVICE CutMemory(real* work, int64_t utterances, int64_t columns, int64_t n, EdgePlace place)
+      : base_(work + n * 5 * columns),
+        edges_(work + utterances * 5 * columns + 4 * (place.frames_before + 2 * n)),
+        columns_(columns),
+        frames_(place.frames) {}
 
   RNNT_DEVICE void save(bool early, int32_t column, const Probability<real>& sum) const {
     real* const first = base_ + (early ? 0 : 2) * columns_ + column;
     sum.save(first, first + columns_);
   }
   RNNT_DEVICE real* share() const { return base_ + 4 * columns_; }
-  RNNT_DEVICE real* edges(bool early) const {
-    return base_ + 5 * columns_ + (early ? 0 : 2 * (frames_ + 2));
-  }
+  RNNT_DEVICE real* edges(bool early) const { return edges_ + (early ? 0 : 2 * (frames_ + 2)); }
   // log(a b) of a node at the cut.
   RNNT_DEVICE double log_both(int32_t column) const {
     return sum_of(0, column).exact_log() + sum_of(2, column).exact_log();
@@ -74,7 +82,7 @@ class CutMemory {
     return Probability<real>::load(first, first + columns_);
   }
 
-  real* base_;
+  real *base_, *edges_;
   int64_t columns_, frames_;
 };
 

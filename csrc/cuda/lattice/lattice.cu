@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kWaveThreads<real, team_warps>)
   };
   // `regular` can emit in the last frame, and only then px has it.
   const int32_t gx_frames = inside.frames + (topology == Topology::kRegular ? 1 : 0);
-  const CutMemory<real> cut(arrays.work, n, U + 1, T);
+  const CutMemory<real> cut(arrays.work, gridDim.x, U + 1, n, {n * T, T});
   double log_p = minus_infinity<double>();
   if (!sums && inside.frames > 0) log_p = log_total(cut, inside.symbols + 1);
   const bool has_path = inside.frames > 0 && (sums || log_p != minus_infinity<double>());

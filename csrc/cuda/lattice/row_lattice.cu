@@ -39,7 +39,11 @@ __global__ void __launch_bounds__(kWaveThreads<real, team_warps>)
   const int32_t* const start = is_band ? geometry.start + int64_t(n) * geometry.T : nullptr;
   int32_t frames = stored;
   if (is_band && frames > 0 && !reaches_end(start, frames, width, symbols)) frames = 0;
-  const CutMemory<real> cut(arrays.work, n, geometry.S, geometry.T);
+  // T of packed rows may be their number, far above the frames of all utterances.
+  const bool by_rows = geometry.row_splits != nullptr && rows < int64_t(geometry.N) * geometry.T;
+  const EdgePlace place =
+      by_rows ? EdgePlace{first, stored} : EdgePlace{int64_t(n) * geometry.T, geometry.T};
+  const CutMemory<real> cut(arrays.work, geometry.N, geometry.S, n, place);
   double log_p = minus_infinity<double>();
   if (!sums && frames > 0) log_p = log_total(cut, is_band ? width : symbols + 1);
   if (frames > 0 && (sums || log_p != minus_infinity<double>())) {

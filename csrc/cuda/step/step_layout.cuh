@@ -133,7 +133,7 @@ inline int64_t parts_of(int64_t rows, int64_t columns) {
 // The workspace of a recursion over lattices of so many rows, frames and columns.
 inline int64_t lattice_elements(const StepSizes& s, int64_t rows, int64_t columns) {
   if (s.is_tdt()) return tdt_elements(rows, s.N, s.W - 1, s.K, s.longest);
-  return s.N * cut_elements(columns, s.T);
+  return cut_elements(s.N, columns, s.N * s.T);
 }
 
 // The buffers that forward leaves for backward. The weights of the two layers that read one input

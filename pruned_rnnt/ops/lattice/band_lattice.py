@@ -31,7 +31,7 @@ def band_lattice(
 
     No path, T_n outside 1..T or (U_n, T_n) outside the band: total = -inf, gx = gy = 0, and nothing
     is read outside the rows. Invalid nodes: gx = gy = 0. work: as split_workspace makes it, for S
-    and T.
+    columns and N T frames, or R packed ones if these are fewer.
     """
     # The band is spread over the (U+1,T+1) lattice: memory O(N T U), which the compiled kernels
     # do not need.

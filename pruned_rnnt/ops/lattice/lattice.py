@@ -160,8 +160,8 @@ def full_lattice(px: Tensor, py: Tensor, boundary: Tensor, rnnt_type: int) -> La
 
 def split_workspace(px: Tensor, batch: int, columns: int, frames: int) -> Tensor:
     """Memory in which the CUDA kernels join the two halves of each utterance, for up to `columns`
-    nodes of a frame; see csrc/cuda/lattice/halves.cuh."""
-    return px.new_empty((batch * (5 * columns + 4 * (frames + 2)),))
+    nodes of a frame and `frames` of all utterances; see csrc/cuda/lattice/halves.cuh."""
+    return px.new_empty((batch * (5 * columns + 8) + 4 * frames,))
 
 
 @op
@@ -175,7 +175,7 @@ def lattice(
 ) -> None:
     """px (N,U,T+1) regular, (N,U,T) otherwise, py (N,U+1,T), both acc and contiguous; boundary
     (N,4) int32 [u_begin, t_begin, u_end, t_end] -> total (N), gx like px and gy like py, 0 outside
-    the boundary. work: as split_workspace makes it, for U+1 columns and T frames."""
+    the boundary. work: as split_workspace makes it, for U+1 columns and N T frames."""
     batch, rows, frames = py.shape
     if boundary is None:
         edges = torch.tensor([0, 0, rows - 1, frames], device=px.device).expand(batch, 4)
@@ -194,7 +194,9 @@ class _MutualInformation(torch.autograd.Function):
         ctx: Any, px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: int
     ) -> tuple[Tensor, ...]:
         sums = LatticeSums(px.new_empty(py.shape[:1]), torch.empty_like(px), torch.empty_like(py))
-        lattice(px, py, boundary, rnnt_type, split_workspace(px, *py.shape), sums)
+        batch, columns, frames = py.shape
+        work = split_workspace(px, batch, columns, batch * frames)
+        lattice(px, py, boundary, rnnt_type, work, sums)
         ctx.save_for_backward(sums.gx, sums.gy)
         return with_occupancies(ctx, *sums)
 

@@ -67,7 +67,12 @@ def run_recursion(
     tdt, total = recursion.tdt, px.new_empty(rows.logit_lengths.shape)
     if tdt is None or recursion.ignores_durations:
         gx, gy = px.new_empty((2, *px.shape)).unbind(0)
-        work = split_workspace(px, total.shape[0], rows.columns, rows.frames)
+        utterances = total.shape[0]
+        frames = utterances * rows.frames
+        if rows.row_splits is not None:
+            # Packed utterances, whose longest may be unknown, have a row or more for each frame.
+            frames = torch.sym_min(frames, px.numel())
+        work = split_workspace(px, utterances, rows.columns, frames)
         flat = (px, py, gx, gy)
         if px.dim() > 1:
             flat = (px.view(-1), py.view(-1), gx.view(-1), gy.view(-1))
