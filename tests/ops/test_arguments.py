@@ -182,7 +182,10 @@ def step_calls(device: str) -> dict[str, list[Call]]:
 def refusals(call: Call, device: str) -> Iterator[tuple[str, str, Callable[[], object]]]:
     """(argument, change, call) for all tensor arguments, also those in lists."""
     op = getattr(torch.ops.pruned_rnnt, call.op)
-    given = [moved(x, device) for x in (*call.inputs, *call.outputs)]
+    given = [*call.inputs, *call.outputs]
+    # Those of a step are recorded on the device, but for one that ops read on the host.
+    if not any(isinstance(x, Tensor) and x.device.type == device for x in given):
+        given = [moved(x, device) for x in given]
     free = FREE if device == "cpu" else FREE_ON_CUDA
     names = [argument.name for argument in op.default._schema.arguments]
     for place, (name, x) in enumerate(zip(names, given, strict=True)):
