@@ -18,13 +18,17 @@ CPU seconds include those of child processes.
 from __future__ import annotations
 
 import argparse
+import datetime
+import importlib.metadata
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,6 +89,22 @@ def processes(part: str, system: System, options: argparse.Namespace) -> list[Pr
     ]
 
 
+def _machine() -> dict[str, str]:
+    """Fields of a row: the GPU, or the processor without one; torch's version, and the date.
+
+    Nothing here imports torch, whose files the measured processes must read from the disk.
+    """
+    name = platform.processor() or platform.machine()
+    with suppress(OSError, subprocess.CalledProcessError):
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        name = subprocess.check_output(query, text=True).splitlines()[0]
+    return {
+        "machine": name,
+        "torch": importlib.metadata.version("torch"),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
 def measure(process: Process, system: System, folder: Path) -> dict[str, Any]:
     """Run a process; the row has what it prints as JSON."""
     cache = folder / "caches" / system.name / process.key
@@ -112,7 +132,7 @@ def measure(process: Process, system: System, folder: Path) -> dict[str, Any]:
     seconds = time.monotonic() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    row = {"process": process.name, "system": system.name, "commit": system.commit}
+    row = {"process": process.name, "system": system.name, "commit": system.commit, **_machine()}
     row |= {"wall_s": round(seconds, 2), "cpu_s": round(cpu, 2)}
     if done.returncode:
         row["failed"] = done.returncode
