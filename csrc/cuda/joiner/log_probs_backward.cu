@@ -116,10 +116,7 @@ void log_probs_backward(const Launcher& launch, const View& grad_loss, const Vie
     scalar* gradients = mutable_data_of<scalar>(grad_logits);
     const GradientInputs<real> in(grad_loss, lse, gx, gy, mode, fastemit_lambda, clamp);
     if (in.mode == LogitMode::kLogProbs) {
-      const size_t width = columns * sizeof(scalar), pitch = gradient_stride * sizeof(scalar);
-      check(width == pitch ? cudaMemsetAsync(gradients, 0, width * rows, launch.stream())
-                           : cudaMemset2DAsync(gradients, pitch, 0, width, rows, launch.stream()),
-            "filling with zeros");
+      // The caller has filled the gradients with zeros.
       launch(given_log_probs_backward_kernel<scalar>,
              uint32_t((rows + kRowThreads - 1) / kRowThreads), kRowThreads, 0, geometry, symbols,
              row_begin, rows, in, gradients, gradient_stride);

@@ -105,7 +105,7 @@ def log_probs_backward(
     """grad_loss (N) acc is dL / d loss_n, loss_n = -log P_n. logits (r,V) and grad_logits (r,V')
     with V' >= V are rows row_begin ...; columns from V on are written 0. grad_logits may be the
     memory of logits. Rows with ex + gy = 0 and invalid rows get exact zeros, whatever the logits
-    are."""
+    are. With LOG_PROBS, grad_logits must be zeros on a GPU, where two columns are written."""
     count, vocabulary = logits.shape
     nodes = rows.nodes(row_begin, count)
     y = rows.symbols_after(nodes, targets, vocabulary, blank)

@@ -39,8 +39,11 @@ def logits_gradient(
     options: LossOptions,
     in_place: bool,
 ) -> Tensor:
-    """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them."""
-    grad_logits = logits.detach() if in_place else torch.empty_like(logits)
+    """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them, which are
+    zeros then with LOG_PROBS."""
+    given = options.normalization == LOG_PROBS
+    new = torch.zeros_like if given else torch.empty_like
+    grad_logits = logits.detach() if in_place else new(logits)
     scoring = options.of_gradient
     log_probs_backward(grad_loss, logits, statistics, targets, rows, 0, *scoring, grad_logits)
     if in_place:
@@ -100,6 +103,10 @@ class _RowLoss(torch.autograd.Function):
         is_needed = options.normalization != LOG_PROBS or ctx.in_place
         ctx.shape, ctx.dtype = logits.shape, logits.dtype
         kept = logits if is_needed else None
+        ctx.zeros = None
+        if logits.is_cuda and ctx.needs_input_grad[0] and not is_needed:
+            # Here the device fills them while the host prepares the rest.
+            ctx.zeros = torch.zeros_like(logits)
         ctx.save_for_backward(kept, scores, gd, targets, lse, gx, gy, *row_tensors)
         ctx.sizes = (frames, columns)
         return _reduced(total, ctx.reduction).neg_()
@@ -116,7 +123,11 @@ class _RowLoss(torch.autograd.Function):
             duration_gradient(upstream, scores, gd, rows, 0, options.clamp, grad_durations)
         if logits is None:
             # The memory of the gradient itself, which nothing reads.
-            logits, in_place = lse.new_empty(ctx.shape, dtype=ctx.dtype), is_in_place(True)
+            zeros, ctx.zeros = ctx.zeros, None
+            logits = lse.new_zeros(ctx.shape, dtype=ctx.dtype) if zeros is None else zeros
+            in_place = is_in_place(True)
+        elif in_place and options.normalization == LOG_PROBS:
+            logits.detach().zero_()
         arguments = (statistics, targets, rows, options, in_place)
         grad_logits = logits_gradient(upstream, logits, *arguments)
         if ctx.recursion.blanks and grad_durations is not None:
