@@ -131,9 +131,7 @@ def _new(config: EncoderConfig) -> Encoder:
         return build_encoder(config).eval()
 
 
-def _features(
-    device: torch.device, frames: tuple[int, ...] = _FRAMES
-) -> tuple[Tensor, Tensor]:
+def _features(device: torch.device, frames: tuple[int, ...] = _FRAMES) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     features_NTF = torch.randn((len(frames), max(frames), _BINS), generator=generator)
     return features_NTF.to(device), torch.tensor(frames)
@@ -218,7 +216,7 @@ def _against_twins(
 ) -> Finding:
     encoder = copy.deepcopy(encoder).to(device).train()
     # Whether a balancer pushes up or down is a question of rounding near its limits.
-    with mock.patch.object(Clock, "uniform", lambda self: _NEVER):
+    with mock.patch.object(Clock, "uniform", return_value=_NEVER):
         with _plain():
             wanted = _passed(copy.deepcopy(encoder), dtype)
         error, said = _measured(encoder, dtype, wanted)
@@ -242,7 +240,7 @@ def _training_graph(encoder: Encoder, what: str) -> Finding:
     # Dropout masks have the sizes of the padded batch, so none must be drawn.
     for each in (eager, captured):
         _without_dropout(each)
-    with mock.patch.object(Clock, "uniform", lambda self: _NEVER):
+    with mock.patch.object(Clock, "uniform", return_value=_NEVER):
         for _ in range(2):  # captured, then replayed
             found = _passed(captured, torch.float32, graphs, _FRAMES_OF_GRAPHS)
         wanted = _passed(eager, torch.float32, frames=_FRAMES_OF_GRAPHS)
