@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
+from pruned_rnnt.data.audio.sample_rows import log_mel_of_rows
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
@@ -124,6 +125,8 @@ def _distances(
                 # Without a CTC head, symbols may be far from their sounds, so the boundaries of the
                 # speech give no information about them.
                 features_TF = batch.features_NTF[n, : int(batch.feature_lengths_N[n])]
+                if model.encoder.config.takes_samples:
+                    features_TF = log_mel_of_rows(features_TF)
                 found += _of_speech(tokens, features_TF)
     return found
 

@@ -13,6 +13,7 @@ import torch
 from lhotse import CutSet
 
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols, lattice_rows
+from pruned_rnnt.data.audio.sample_rows import log_mel_of_rows
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
@@ -65,7 +66,12 @@ def draw_utterances(
     """
     model, tokenizer = loaded
     cuts = find_cuts(data.folder.cuts(config.split, lazy=True), ids, config.split)
-    to_batch = SpeechDataset(tokenizer, stored=data.config.features == "stored", augmenter=None)
+    to_batch = SpeechDataset(
+        tokenizer,
+        stored=data.config.features == "stored",
+        samples=data.config.features == "samples",
+        augmenter=None,
+    )
     for cut in cuts:
         batch = to_batch[0, CutSet.from_cuts([cut])]
         (decoded,) = decode_set(model, [batch], tokenizer, config, language_model).utterances
@@ -157,8 +163,11 @@ def draw_utterance(
         tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words]))
         emissions = [(names[s], frame) for s, frame in zip(recognised, frames, strict=True)]
         text = tokenizer.decode(recognised)
+    features_TF = batch.features_NTF[0, : int(batch.feature_lengths_N[0])]
+    if model.encoder.config.takes_samples:
+        features_TF = log_mel_of_rows(features_TF)
     return utterance_figure(
-        batch.features_NTF[0, : int(batch.feature_lengths_N[0])],
+        features_TF,
         emissions,
         tracks,
         occupancy,

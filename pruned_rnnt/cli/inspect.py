@@ -39,7 +39,9 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     from rich.console import Console
 
     from pruned_rnnt.config.help import settings_as_yaml
+    from pruned_rnnt.train.experiment import ExperimentConfig
     from pruned_rnnt.train.inspection import inspect_config, inspect_run
+    from pruned_rnnt.train.pretrained_encoder import whole_config
     from pruned_rnnt.train.run import config_path
     from pruned_rnnt.train.tasks.registry import load_experiment
 
@@ -49,6 +51,8 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
         return 0
     path = config_path(options.target) if is_run else options.target
     config, _ = load_experiment(path, options.overrides, is_run=is_run)
+    if isinstance(config, ExperimentConfig):
+        config = whole_config(config)
     if options.keys:
         print(settings_as_yaml(config), end="")
     else:

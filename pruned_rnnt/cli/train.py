@@ -55,6 +55,7 @@ def train(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.finetune.finetune_task import task_of
     from pruned_rnnt.finetune.settings import continued_finetuning, load_finetuning
     from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.pretrained_encoder import whole_config
     from pruned_rnnt.train.tasks.registry import load_experiment
 
     chosen = _config_to_train(options)
@@ -66,6 +67,8 @@ def train(options: argparse.Namespace, console: Console) -> int:
         make_task = task_of(source)
     else:
         config, make_task = load_experiment(chosen.yaml_path, chosen.overrides)
+        if isinstance(config, ExperimentConfig):
+            config = whole_config(config)
     if options.dry_run or options.find_max_duration:
         from rich.console import Console
 

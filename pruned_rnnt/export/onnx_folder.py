@@ -42,6 +42,7 @@ from pruned_rnnt.licences.chain import Chain
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.fastconformer import FastConformer
+from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer
@@ -94,6 +95,11 @@ def encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
         raise ExportError(
             "model.encoder.kind is fastconformer, which `export --format onnx` does not support: "
             "use --format torch"
+        )
+    if isinstance(model.encoder, TransformersEncoder):
+        raise ExportError(
+            "model.encoder.kind is transformers, which `export --format onnx` does not support, as "
+            "sherpa-onnx has no encoder that reads samples: use --format torch"
         )
     if options.fp16 and isinstance(model.encoder, Zipformer):
         raise ExportError(

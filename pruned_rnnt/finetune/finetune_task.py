@@ -14,7 +14,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.finetune.evaluation import Evaluation
 from pruned_rnnt.finetune.fit import check_data, check_model
 from pruned_rnnt.finetune.source import Source
-from pruned_rnnt.finetune.trained_parts import freeze, grouped_by_rate
+from pruned_rnnt.finetune.trained_parts import freeze
 from pruned_rnnt.finetune.vocabulary import Vocabulary, check_coverage, choose_vocabulary
 from pruned_rnnt.licences.chain import Origin
 from pruned_rnnt.model.lora import add_adapters
@@ -23,6 +23,7 @@ from pruned_rnnt.model.vocabulary_change import transfer_parameters
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.optim.layer_rates import grouped_by_rate
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.run_chain import chain_of_run
 from pruned_rnnt.train.tasks.speech_task import SpeechTask

@@ -32,6 +32,10 @@ _FREE_MODEL_KEYS = (
     "encoder.left_chunks",
     "encoder.left_context",
     "encoder.left_contexts",
+    "encoder.name_or_folder",
+    "encoder.frozen",
+    "encoder.rate",
+    "encoder.layer_decay",
     "predictor.dropout",
     "predictor.balancers",
     "joiner_initial_scale",
@@ -94,6 +98,8 @@ def check_data(config: DataConfig, path: str, num_mel_bins: int, splits: Iterabl
 
 def _problem(cut: Any, features: str, num_mel_bins: int) -> str:
     """Why the source cannot use the features of a cut; empty if it can."""
+    if features == "samples":
+        return ""  # ExperimentConfig compares it with the encoder
     if features == "waveform":
         if num_mel_bins != FEATURE_DIM:
             return (

@@ -1,18 +1,14 @@
-"""Select the parameters that fine-tuning trains, and their learning rates."""
+"""Select the parameters that fine-tuning trains."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from torch import nn
 
 from pruned_rnnt.config.load import ConfigError
-from pruned_rnnt.model.lora import is_adapter
-from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
-
-_LAYER = re.compile(r"^(encoder\..*?layers\.\d+)\.")
+from pruned_rnnt.train.optim.layer_rates import layer_of
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
@@ -53,40 +49,5 @@ def part_names(model: nn.Module) -> list[str]:
     for name, _ in model.named_parameters():
         parts = name.split(".")
         names[parts[0]] = None
-        layer = _LAYER.match(name)
-        names[layer[1] if layer else ".".join(parts[:-1][:2])] = None
+        names[layer_of(name) or ".".join(parts[:-1][:2])] = None
     return list(names)
-
-
-def grouped_by_rate(model: nn.Module, layer_decay: float) -> list[ParameterGroup]:
-    """The trained parameters by the depth of their encoder layer.
-
-    The top layer, predictor and joiner have the full rate, each layer below `layer_decay` times
-    the rate of the one above. Adapters have groups of their own.
-    """
-    names = [name for name, _ in model.named_parameters()]
-    depths = _depths(names)
-    top = max(depths.values(), default=0)
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            rate = layer_decay ** (top - depths[name])
-            groups.setdefault((rate, is_adapter(name)), []).append(parameter)
-    return [
-        ParameterGroup(parameters=parameters, rate=rate, start_at_zero=adapter)
-        for (rate, adapter), parameters in groups.items()
-    ]
-
-
-def _depths(names: Sequence[str]) -> dict[str, int]:
-    """The encoder layer of each parameter, counted from 1; 0 for what comes before them.
-
-    Between layers (where stacks change the frame rate), that of the layer before.
-    """
-    layers: dict[str, int] = {}
-    depths, depth = {}, 0
-    for name in names:
-        if layer := _LAYER.match(name):
-            depth = layers.setdefault(layer[1], len(layers) + 1)
-        depths[name] = depth if name.startswith("encoder.") else -1
-    return {name: len(layers) if depth < 0 else depth for name, depth in depths.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 class EncoderConfig:
     """Settings that all encoders have.
 
-    kind: conformer, fastconformer, zipformer, or the name of an encoder that `register_encoder` has
-        added.
+    kind: conformer, fastconformer, zipformer, transformers, or the name of an encoder that
+        `register_encoder` has added.
     num_mel_bins: mel bins of the features; `pruned-rnnt prepare` computes 80.
     causal: the encoder uses future frames only within a chunk, and can transcribe live audio.
     """
+
+    # Feature frames are rows of 160 samples instead of log-mel energies.
+    takes_samples: ClassVar[bool] = False
 
     kind: str
     num_mel_bins: int = 80

@@ -11,6 +11,8 @@ from pruned_rnnt.model.conformer_streaming import StreamingConformer
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig, StreamingEncoder
 from pruned_rnnt.model.fastconformer import FastConformer, FastConformerConfig
 from pruned_rnnt.model.fastconformer_streaming import StreamingFastConformer
+from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
+from pruned_rnnt.model.pretrained_encoder.encoder import build_transformers_encoder
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
 from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
 from pruned_rnnt.model.zipformer.zipformer import Zipformer
@@ -25,6 +27,7 @@ class _EncoderKind(NamedTuple):
 _ENCODERS = {
     "conformer": _EncoderKind(ConformerConfig, Conformer, StreamingConformer),
     "fastconformer": _EncoderKind(FastConformerConfig, FastConformer, StreamingFastConformer),
+    "transformers": _EncoderKind(TransformersConfig, build_transformers_encoder, None),
     "zipformer": _EncoderKind(ZipformerConfig, Zipformer, StreamingZipformer),
 }
 _BUILT_IN = frozenset(_ENCODERS)

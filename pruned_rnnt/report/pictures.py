@@ -45,7 +45,7 @@ class UtterancePictures:
     def __init__(self, config: ExperimentConfig, result: ResultFile) -> None:
         self.model: TransducerModel | None = None
         self.problem = ""
-        self.stored = config.data.features == "stored"
+        self.features = config.data.features
         self.tokenizer = run_tokenizer(config.folder)
         checkpoint = _checkpoint_of(config, result)
         if checkpoint is None:
@@ -73,7 +73,12 @@ class UtterancePictures:
 
     def _draw(self, utterance: ScoredUtterance, cut: Any) -> Figure:
         dataset = SpeechDataset(
-            self.tokenizer, stored=self.stored, augmenter=None, bad_audio="stop"
+            self.tokenizer,
+            stored=self.features == "stored",
+            # A picture without the model shows log-mel energies.
+            samples=self.features == "samples" and self.model is not None,
+            augmenter=None,
+            bad_audio="stop",
         )
         batch = dataset[0, CutSet.from_cuts([cut])]
         if self.model is None:

@@ -33,6 +33,7 @@ PACKAGES_OF_EXTRA = {
     "report": ("jinja2",),
     "vad": ("silero_vad", "onnxruntime"),
     "hub": ("huggingface_hub",),
+    "transformers": ("transformers",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
 }

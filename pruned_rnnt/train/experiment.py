@@ -34,6 +34,7 @@ class ExperimentConfig:
 
     def __post_init__(self) -> None:
         check_frame_rate(self.model.encoder)
+        self._check_features()
         if self.finetune != FinetuneConfig() and not self.train.init:
             raise ValueError("the settings of finetune need train.init, the model to start from")
         if self.train.compile_encoder and self.finetune.lora.rank > 0:
@@ -48,6 +49,25 @@ class ExperimentConfig:
             raise ValueError(
                 "mwer.enabled=true needs a transducer, but loss.kind is 'ctc', which has none; set "
                 "loss.kind to pruned or full, or mwer.enabled=false"
+            )
+
+    def _check_features(self) -> None:
+        """Raise ValueError if the encoder reads other features than `data` has."""
+        encoder, features = self.model.encoder, self.data.features
+        if encoder.takes_samples and features != "samples":
+            raise ValueError(
+                f"data.features is {features}, but model.encoder.kind={encoder.kind} reads "
+                "samples: set data.features=samples"
+            )
+        if features == "samples" and not encoder.takes_samples:
+            raise ValueError(
+                f"data.features is samples, but model.encoder.kind={encoder.kind} reads log-mel "
+                "energies: set data.features to stored or waveform"
+            )
+        if features == "samples" and self.loss.cr_ctc_scale > 0:
+            raise ValueError(
+                f"loss.cr_ctc_scale is {self.loss.cr_ctc_scale}, whose two views differ in their "
+                "SpecAugment masks, but data.features=samples has none: set loss.cr_ctc_scale=0"
             )
 
     @property

@@ -209,7 +209,14 @@ class AudioRecogniser(ABC):
         """Read recordings as `transcribe_each` does, and yield each with its segments."""
         lengths = self._segments.lengths(self.p99_duration)
         readers = (
-            RecordingReader(each, sampling_rate, lengths, self._new_detector, on_seconds=on_seconds)
+            RecordingReader(
+                each,
+                sampling_rate,
+                lengths,
+                self._new_detector,
+                with_samples=self.takes_samples,
+                on_seconds=on_seconds,
+            )
             for each in audio
         )
         if not self.batch_seconds or on_seconds is not None:
@@ -232,6 +239,7 @@ class AudioRecogniser(ABC):
             self.batch_seconds / FEATURE_SECONDS,
             with_words=with_words,
             lost_speech=self._segments.lost_speech,
+            with_samples=self.takes_samples,
         )
         for reader, parts in recordings:
             recording = batches.start(
@@ -256,7 +264,7 @@ class AudioRecogniser(ABC):
         """Transcribe log-mel features (T, F).
 
         Raises:
-            ValueError: the detector is `silero`, which needs samples.
+            ValueError: the detector is `silero`, which needs samples, or the model's encoder.
         """
         if self._segments.detector == "silero":
             raise ValueError("the detector silero needs samples: call transcribe, or use energy")
@@ -267,6 +275,11 @@ class AudioRecogniser(ABC):
 
     def _new_detector(self) -> SpeechDetector:
         return SileroDetector() if self._segments.detector == "silero" else EnergyDetector()
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether the encoder reads samples instead of log-mel energies."""
+        return self.model is not None and self.model.encoder.config.takes_samples
 
     @property
     def _least_frames(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import batch_features, frame_count
+from pruned_rnnt.data.audio.sample_rows import log_mel_part, with_sample_rows
 from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.system.host_copy import to_device
 from pruned_rnnt.transcribe.lost_speech import Stretch
@@ -28,7 +29,8 @@ _PADDING = BatchPadding(frame_step=32, steps=32)
 class BatchInput(NamedTuple):
     """A batch on the device.
 
-    features_NTF: float32, zeros beyond the lengths.
+    features_NTF: float32, zeros beyond the lengths; with samples, (N, T, F + R) of
+        `with_sample_rows`.
     lengths_N: int64 frames of each utterance.
     is_silent_N: bool: a whole recording of digital silence.
     """
@@ -45,8 +47,10 @@ def part_frames(part: Segment | WholeRecording) -> int:
     return len(part.features_TF)
 
 
-def batch_input(parts: Sequence[Segment | WholeRecording], device: torch.device) -> BatchInput:
-    """The batch of `parts`, in their order."""
+def batch_input(
+    parts: Sequence[Segment | WholeRecording], device: torch.device, *, with_samples: bool = False
+) -> BatchInput:
+    """The batch of `parts`, in their order; segments have samples already."""
     lengths = [part_frames(part) for part in parts]
     frames = max(lengths)
     if device.type == "cuda":
@@ -56,7 +60,8 @@ def batch_input(parts: Sequence[Segment | WholeRecording], device: torch.device)
     found = []
     if whole:
         samples = [part.samples_S for part in parts if isinstance(part, WholeRecording)]
-        found.append(batch_features(samples, device, frames)[0])
+        features_NTF = batch_features(samples, device, frames)[0]
+        found.append(with_sample_rows(features_NTF, samples) if with_samples else features_NTF)
     if others:
         segments = [part.features_TF for part in parts if isinstance(part, Segment)]
         found.append(_padded(segments, frames, device))
@@ -65,7 +70,7 @@ def batch_input(parts: Sequence[Segment | WholeRecording], device: torch.device)
         order_N = torch.tensor([*whole, *others]).argsort()
         features_NTF = features_NTF[to_device(order_N, device)]
     lengths_N = to_device(torch.tensor(lengths), device)
-    silent_NT = is_digital_silence(features_NTF.flatten(0, 1)).view(-1, frames)
+    silent_NT = is_digital_silence(log_mel_part(features_NTF).flatten(0, 1)).view(-1, frames)
     if min(lengths) < frames:
         beyond_NT = torch.arange(frames, device=device) >= lengths_N[:, None]
         features_NTF = features_NTF.masked_fill(beyond_NT[:, :, None], 0.0)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from pruned_rnnt.data.audio.sample_rows import log_mel_part
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
@@ -97,6 +98,7 @@ class SegmentBatches:
         most_frames: feature frames of a batch, with padding; 0: each segment by itself, at once.
         with_words: whether words are wanted.
         lost_speech: see `SegmentConfig`.
+        with_samples: whether the decoder needs samples behind the features.
     """
 
     def __init__(
@@ -106,11 +108,13 @@ class SegmentBatches:
         *,
         with_words: bool,
         lost_speech: LostSpeech = "ignore",
+        with_samples: bool = False,
     ) -> None:
         self._decoder = decoder
         self._most_frames = most_frames
         self._with_words = with_words
         self._lost_speech = lost_speech
+        self._with_samples = with_samples
         self._recordings: deque[RecordingPath] = deque()
         self._waiting: list[_Waiting] = []
         self._frames = 0
@@ -241,11 +245,11 @@ class SegmentBatches:
     ) -> Generator[None, None, list[DecodedSegment | None]]:
         """The best path of each segment; None for digital silence."""
         parts = [item.part for item in batch]
-        found = batch_input(parts, self._decoder.device)
+        found = batch_input(parts, self._decoder.device, with_samples=self._with_samples)
         checks_speech = self._lost_speech != "ignore"
         flags = [found.is_silent_N]
         if checks_speech:
-            flags.append(loudest_nearby(found.features_NTF))
+            flags.append(loudest_nearby(log_mel_part(found.features_NTF)))
         copy = HostCopy(flags)
         # Segments of a long recording are joined by the times of their words.
         with_heads = (
@@ -282,7 +286,7 @@ class SegmentBatches:
         if not rows:
             return {}
         parts = parts_of_batch(batch, [(row, Stretch(0, places[row].frames)) for row in rows])
-        copy = HostCopy([speech_frames(parts.features_NTF, parts.lengths_N)])
+        copy = HostCopy([speech_frames(log_mel_part(parts.features_NTF), parts.lengths_N)])
         yield
         (speech_NT,) = copy.tensors()
         return {

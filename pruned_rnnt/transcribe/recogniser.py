@@ -6,6 +6,7 @@ from collections.abc import Generator
 
 import torch
 
+from pruned_rnnt.data.audio.sample_rows import sample_part
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search, build_stream_search, launch_search
@@ -75,8 +76,11 @@ class Recogniser(AudioRecogniser):
         self._stream_groups: dict[tuple[int, int], StreamGroup] = {}
 
     def _best_paths(self, batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
+        features_NTF = batch.features_NTF
+        if self.takes_samples:
+            features_NTF = sample_part(features_NTF)
         encoded_NTE, lengths = encode_padded(
-            self.model, batch.features_NTF, batch.lengths_N, self._decode.precision
+            self.model, features_NTF, batch.lengths_N, self._decode.precision
         )
         search = launch_search(self._search, encoded_NTE, lengths)
         yield

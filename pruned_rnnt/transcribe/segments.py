@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import FEATURE_DIM
+from pruned_rnnt.data.audio.sample_rows import SAMPLES_PER_FRAME, log_mel_part
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.transcribe.silence import is_digital_silence
@@ -146,11 +147,15 @@ class Segmenter:
     longest segment is one segment with all of its silence, but none if all is digital silence.
     """
 
-    def __init__(self, lengths: SegmentLengths, detector: SpeechDetector) -> None:
+    def __init__(
+        self, lengths: SegmentLengths, detector: SpeechDetector, *, with_samples: bool = False
+    ) -> None:
+        """with_samples: pieces have rows of samples behind their features."""
         self.lengths = lengths
         self._detector = detector
         # Features from the frame `_first` on; those before the frame `_known` are decided.
-        self._features_TF = torch.zeros(0, FEATURE_DIM)
+        width = FEATURE_DIM + (SAMPLES_PER_FRAME if with_samples else 0)
+        self._features_TF = torch.zeros(0, width)
         self._first = self._known = 0
         # Stretches of speech: first frame and end. The next segment begins at `_start` or later;
         # the last one ended at `_last_end`.
@@ -161,13 +166,13 @@ class Segmenter:
         """Yield the segments of a stream that arrives in pieces, as soon as they are known."""
         for piece in pieces:
             self._features_TF = torch.cat((self._features_TF, piece.features_TF))
-            self._decide(self._detector.accept(piece.samples_S, piece.features_TF))
+            self._decide(self._detector.accept(piece.samples_S, log_mel_part(piece.features_TF)))
             if self._known > self.lengths.longest:
                 yield from self._segments(is_last=False)
         self._decide(self._detector.finish())
         total = self._first + len(self._features_TF)
         if total <= self.lengths.longest:
-            if not is_digital_silence(self._features_TF).all():
+            if not is_digital_silence(log_mel_part(self._features_TF)).all():
                 yield Segment(self._features_TF, 0, 0)
             return
         # The frames of another detector may end a little earlier or later.

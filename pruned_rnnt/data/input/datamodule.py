@@ -192,10 +192,11 @@ class DataModule:
         """Raises ValueError if a cut of the data lacks what `features` needs."""
         wanted = self.config.features
         other = "waveform" if wanted == "stored" else "stored"
+        prepared = "waveform" if wanted == "samples" else wanted
         if not (cut.has_features if wanted == "stored" else cut.has_recording):
             raise ValueError(
                 f"{folder.path} was not prepared for data.features={wanted}; set "
-                f"data.features={other}, or prepare it again with --features {wanted}"
+                f"data.features={other}, or prepare it again with --features {prepared}"
             )
 
     def _loader(
@@ -212,6 +213,7 @@ class DataModule:
         dataset = SpeechDataset(
             self.tokenizer,
             stored=config.features == "stored",
+            samples=config.features == "samples",
             augmenter=augmenter,
             bad_audio=config.bad_audio,
             substitutes=substitutes,

@@ -23,6 +23,7 @@ from pruned_rnnt.data.audio.audio_file import rate_problem
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.audio.recordings import audio_files, last_line, may_be_mp3
+from pruned_rnnt.data.audio.sample_rows import sample_rows
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, preserve_global_rngs
 from pruned_rnnt.data.input.batch import AlignedWord, Batch, pad_features, pad_targets
@@ -74,6 +75,7 @@ class SpeechDataset(Dataset[Batch]):
         tokenizer: Tokenizer,
         *,
         stored: bool,
+        samples: bool = False,
         augmenter: FeatureAugmenter | None,
         bad_audio: BadAudioPolicy = "skip",
         substitutes: Sequence[Any] = (),
@@ -83,6 +85,7 @@ class SpeechDataset(Dataset[Batch]):
         lattice_bound: LatticeBound | None = None,
     ) -> None:
         """stored: load the features of the cuts; otherwise compute them from the recordings.
+        samples: with stored=False, features are rows of 160 samples instead of log-mel energies.
         augmenter: None leaves the features unchanged.
         bad_audio: leave an utterance that cannot be read out of its batch, or raise ValueError.
         substitutes: if no utterance of a batch can be read, the first readable one of these
@@ -100,7 +103,10 @@ class SpeechDataset(Dataset[Batch]):
         self.joining = joining or JoiningConfig()
         self.lattice_bound = lattice_bound
         self.substitutes = tuple(substitutes)
-        self._fbank = None if stored else fbank_extractor()
+        self._stored = stored
+        self._fbank = None if stored or samples else fbank_extractor()
+        # Padding: a tiny log energy, or silence.
+        self._padding = 0.0 if samples else LOG_EPSILON
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
         self._noise_cuts = _read_noises(Path(noise), stored, allow_commands) if noise else []
 
@@ -114,12 +120,12 @@ class SpeechDataset(Dataset[Batch]):
         # The sort is stable: without changes of length, the order is that of the durations.
         utterances.sort(key=lambda utterance: -len(utterance.views[0]))
         features_NTF, feature_lengths_N = pad_features(
-            [utterance.views[0] for utterance in utterances], LOG_EPSILON
+            [utterance.views[0] for utterance in utterances], self._padding
         )
         second_view_NTF = None
         if self.two_views:
             second_views = [utterance.views[1] for utterance in utterances]
-            second_view_NTF, _ = pad_features(second_views, LOG_EPSILON)
+            second_view_NTF, _ = pad_features(second_views, self._padding)
         targets_NU, target_lengths_N = pad_targets([utterance.symbols for utterance in utterances])
         return Batch(
             features_NTF=features_NTF,
@@ -225,7 +231,7 @@ class SpeechDataset(Dataset[Batch]):
             return self._load(cut)
         # lhotse shuffles all noises in each call, so pass only as many as an utterance needs.
         some = rng.sample(self._noise_cuts, min(_NOISES, len(self._noise_cuts)))
-        if self._fbank is not None:
+        if not self._stored:
             some = [_at_rate(with_shar_audio(noise), cut.sampling_rate) for noise in some]
         mixed = CutSet.from_cuts([with_shar_audio(cut)]).mix(
             CutSet.from_cuts(some),
@@ -251,19 +257,21 @@ class SpeechDataset(Dataset[Batch]):
             raise
         except Exception as error:  # readers of audio and features raise errors of every kind
             raise BadAudio(f"{cut.id} ({_files(cut)}): {last_line(error)}") from error
-        # Log energies are small numbers, so the sum is finite if and only if all of them are.
+        # Log energies and samples are small numbers: the sum is finite if and only if all are.
         if features_TF.shape[0] == 0 or not math.isfinite(features_TF.sum().item()):
             raise BadAudio(f"{cut.id} ({_files(cut)}): no frames, or features not finite")
         return features_TF
 
     def _load_unchecked(self, cut: Any) -> Tensor:
-        if self._fbank is None:
+        if self._stored:
             return torch.from_numpy(cut.load_features())
         if rate_problem(cut.sampling_rate):
             raise ValueError(rate_problem(cut.sampling_rate))
         with without_decoder_messages(may_be_mp3(cut)):
             samples_S = with_shar_audio(cut).load_audio()[0]
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
+        if self._fbank is None:
+            return sample_rows(samples_S)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
 
 
@@ -281,7 +289,7 @@ def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
         if not getattr(noise, f"has_{wanted}", False):
             raise ValueError(
                 f"{setting}: {noise.id} is not a cut with {wanted}, which data.features="
-                f"{'stored' if stored else 'waveform'} needs"
+                f"{'stored' if stored else 'waveform or samples'} needs"
             )
         if not stored and rate_problem(noise.sampling_rate):
             raise ValueError(f"{setting}: {noise.id}: {rate_problem(noise.sampling_rate)}")

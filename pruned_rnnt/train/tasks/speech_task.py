@@ -25,6 +25,7 @@ from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.kernels.available import kernel_report
+from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
 from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
@@ -35,7 +36,13 @@ from pruned_rnnt.train.engine.run_files import check_tokens, save_tokens
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.optim.layer_rates import grouped_by_rate
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
+from pruned_rnnt.train.pretrained_encoder import (
+    pretrained_origins,
+    start_from_pretrained,
+    whole_config,
+)
 from pruned_rnnt.train.tasks.delay_control import DelayControl, check_word_times
 from pruned_rnnt.train.tasks.mwer import MinimumWordError
 from pruned_rnnt.train.tasks.pictures import (
@@ -119,9 +126,15 @@ class SpeechTask:
 
     def _make_model(self) -> SpeechModel:
         """The model on the CPU."""
-        return build_model(self.config.model, len(self.data.tokenizer), self.config.loss)
+        config = self.config
+        model = build_model(config.model, len(self.data.tokenizer), config.loss)
+        start_from_pretrained(model.encoder, config)
+        return model
 
     def parameter_groups(self) -> Sequence[ParameterGroup]:
+        encoder = self.config.model.encoder
+        if isinstance(encoder, TransformersConfig):
+            return grouped_by_rate(self.model, encoder.layer_decay, pretrained_rate=encoder.rate)
         return ()
 
     def train_loader(self) -> BatchLoader:
@@ -234,7 +247,9 @@ class SpeechTask:
         figure = lattice_of_example(report, self.data.tokenizer, f"step {step}", durations)
         if figure is not None:
             log.figure("valid/lattice", step, figure)
-        spectrogram = spectrogram_of_example(report, f"step {step}")
+        spectrogram = spectrogram_of_example(
+            report, f"step {step}", takes_samples=self.model.encoder.config.takes_samples
+        )
         if spectrogram is not None:
             log.figure("valid/spectrogram", step, spectrogram)
         log.text("valid/samples", step, samples_as_markdown(report.samples))
@@ -264,7 +279,7 @@ class SpeechTask:
 
     def origins(self) -> tuple[Origin, ...]:
         """The data and weights that the model is made from."""
-        return origins_of_data(self.config.data)
+        return (*pretrained_origins(self.config), *origins_of_data(self.config.data))
 
     def save_files(self, folder: Path) -> None:
         save_tokens(self.data.tokenizer, folder)
@@ -280,4 +295,5 @@ def speech_trainer(
     allow_changes: bool = False,
 ) -> Trainer:
     """The trainer of a recogniser; arguments and errors are those of `Trainer`."""
+    config = whole_config(config)
     return Trainer(config, ranks, console, allow_changes=allow_changes, make_task=SpeechTask)

@@ -1,0 +1,163 @@
+"""A model of the transformers library: its configuration, module and pretrained parameters."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from pruned_rnnt.model.pretrained_encoder.config import (
+    SAMPLES_PER_FRAME,
+    SAMPLING_RATE,
+    TransformersConfig,
+)
+from pruned_rnnt.system.optional_packages import require
+
+# Model types that read samples, and those that read their own log-mel energies.
+WAVEFORM_TYPES = ("wav2vec2", "hubert", "wavlm")
+WHISPER = "whisper"
+_TYPES = (*WAVEFORM_TYPES, WHISPER)
+# The embedding of masked frames, which some published models lack: it only serves training.
+_MAY_BE_MISSING = ("masked_spec_embed",)
+
+
+def with_settings(config: TransformersConfig) -> TransformersConfig:
+    """The configuration with what it takes from `name_or_folder`; it is whole without that.
+
+    Raises:
+        MissingPackageError: transformers is not installed.
+        ValueError: there is no such model, or it is not of a supported type.
+    """
+    if config.settings and (config.normalise is not None or not config.name_or_folder):
+        return config
+    require("transformers")
+    if not config.name_or_folder:
+        raise ValueError(
+            "model.encoder.name_or_folder is empty: name a folder or a repository of the Hugging "
+            "Face hub with a pretrained model, or give model.encoder.settings for random parameters"
+        )
+    import transformers
+
+    name = config.name_or_folder
+    settings = config.settings
+    if not settings:
+        try:
+            found = transformers.AutoConfig.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"model.encoder.name_or_folder is {name!r}: {error}") from error
+        settings = found.to_json_string(use_diff=True).replace("\n", "")
+        settings = json.dumps(json.loads(settings), separators=(",", ":"))
+    whole = replace(config, settings=settings)
+    is_whisper = library_config(whole).model_type == WHISPER
+    normalise = config.normalise
+    if is_whisper or normalise is None:
+        normalise = _preprocessing(name, is_whisper)
+    return replace(whole, normalise=normalise)
+
+
+def _preprocessing(name: str, is_whisper: bool) -> bool:
+    """Whether the samples are normalised, after a check of the rest of the preprocessor."""
+    import transformers
+
+    try:
+        extractor = transformers.AutoFeatureExtractor.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        if is_whisper:
+            return False
+        raise ValueError(
+            f"model.encoder.name_or_folder is {name!r}, which has no preprocessor_config.json: set "
+            f"model.encoder.normalise to true or false, as the model was trained ({error})"
+        ) from error
+    wanted: dict[str, Any] = {"sampling_rate": SAMPLING_RATE}
+    if is_whisper:
+        wanted |= {"n_fft": 400, "hop_length": SAMPLES_PER_FRAME}
+    for key, value in wanted.items():
+        if getattr(extractor, key, value) != value:
+            raise ValueError(
+                f"model.encoder.name_or_folder is {name!r}, whose {key} is "
+                f"{getattr(extractor, key)}; needs {value}"
+            )
+    return bool(getattr(extractor, "do_normalize", False)) and not is_whisper
+
+
+def library_config(config: TransformersConfig) -> Any:
+    """The transformers configuration that `settings` describe.
+
+    Raises:
+        MissingPackageError: transformers is not installed.
+        ValueError: `settings` are empty or not readable, or of a type that is not supported.
+    """
+    require("transformers")
+    import transformers
+
+    if not config.settings:
+        raise ValueError(
+            "model.encoder.settings is empty: an encoder of kind transformers is built from the "
+            "settings of its model, which `pruned-rnnt train` reads from name_or_folder"
+        )
+    try:
+        values = json.loads(config.settings)
+    except ValueError as error:
+        raise ValueError(f"model.encoder.settings is not JSON: {error}") from error
+    found = values.pop("model_type", None) if isinstance(values, dict) else None
+    if found not in _TYPES:
+        raise ValueError(
+            f"model.encoder.settings has model_type {found!r}, needs one of {', '.join(_TYPES)}"
+        )
+    made = transformers.AutoConfig.for_model(found, **values)
+    if getattr(made, "add_adapter", False):
+        raise ValueError(
+            "model.encoder.settings has add_adapter=true, which changes the frame rate: "
+            "only models without an adapter are supported"
+        )
+    if found == WHISPER:
+        made._attn_implementation = "sdpa"  # its masks may be bool
+    return made
+
+
+def random_network(config: TransformersConfig) -> nn.Module:
+    """The library's module with random parameters; of Whisper, the encoder."""
+    import transformers
+
+    settings = library_config(config)
+    if settings.model_type == WHISPER:
+        from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+        network: nn.Module = WhisperEncoder(settings)
+    else:
+        network = transformers.AutoModel.from_config(settings)
+    return network
+
+
+def load_pretrained(network: nn.Module, config: TransformersConfig) -> None:
+    """Load the parameters of `name_or_folder` into a module of `random_network`.
+
+    Raises:
+        ValueError: there are none, or some of the module's are not among them.
+    """
+    import transformers
+
+    name = config.name_or_folder
+    settings = library_config(config)
+    try:
+        source, report = transformers.AutoModel.from_pretrained(
+            name, config=settings, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(f"model.encoder.name_or_folder is {name!r}: {error}") from error
+    prefix = ""
+    if settings.model_type == WHISPER:
+        source, prefix = source.get_encoder(), "encoder."
+    missing = [
+        key
+        for key in (*report["missing_keys"], *map(str, report.get("mismatched_keys", ())))
+        if key.startswith(prefix) and key.removeprefix(prefix) not in _MAY_BE_MISSING
+    ]
+    if missing:
+        raise ValueError(
+            f"model.encoder.name_or_folder is {name!r}, which lacks parameters of its encoder, "
+            f"for example {missing[0]}: it is no model of type {settings.model_type}"
+        )
+    network.load_state_dict(source.state_dict())
