@@ -22,6 +22,7 @@ from pruned_rnnt.train.engine.log import log_info
 from pruned_rnnt.train.engine.random_state import capture_random_state, restore_random_state
 from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
 from pruned_rnnt.train.optim.optimiser import load_optimiser_state
+from pruned_rnnt.train.optim.sharded import whole_state
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ _FREE_KEYS = (
     "train.keep_",
     "train.early_stopping_patience",
     "train.max_bad_steps",
+    "train.shard",
 )
 
 # Names in checkpoints that differ from those of `Counters`.
@@ -127,6 +129,7 @@ class TrainingState:
             {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
         )
         tasks = self.ranks.gather(self.task.state_dict())
+        optimiser = whole_state(self.optimiser, is_first=self.ranks.is_first)
         if not self.ranks.is_first:
             return None
         average = self.average
@@ -138,7 +141,7 @@ class TrainingState:
                 "model": self.task.model.state_dict(),
                 "average": average.state_dict() if average is not None else None,
                 "average_updates": average.updates if average is not None else 0,
-                "optimiser": self.optimiser.state_dict(),
+                "optimiser": optimiser,
                 "scaler": self.scaler.state_dict(),
                 "sampler": self.loader.state_dict(self.counters.batch),
                 "random": random_states,

@@ -38,6 +38,9 @@ class TrainConfig:
     cuda_graphs: `auto` launches the encoder's passes as CUDA graphs, which frees the GPU from
         waiting for the host; a graph is captured when a batch has a new shape. `off` launches each
         kernel by itself.
+    shard: `optimiser` divides the optimiser's moments among the processes, each of which updates
+        its part of the parameters and sends it to the others: less memory, and more to send.
+        `none` keeps all moments in every process. Results and checkpoints are the same.
     average_decay: decay of the running average of parameters; 0 switches it off.
     log_every, validate_every, save_every: interval in steps; 0 means the end of each epoch
         (log_every: at least 1). A run also ends with a validation. Each validation saves a
@@ -67,6 +70,7 @@ class TrainConfig:
     compile_encoder: bool = False
     fused_kernels: Literal["auto", "off"] = "auto"
     cuda_graphs: Literal["auto", "off"] = "auto"
+    shard: Literal["none", "optimiser"] = "none"
     average_decay: float = 0.99
     log_every: int = 20
     loggers: tuple[str, ...] = ("tensorboard",)
@@ -85,6 +89,11 @@ class TrainConfig:
         others = ("validate_every", "save_every", "picture_every", "keep_best", "threads")
         check_at_least("train", self, **dict.fromkeys((*others, "early_stopping_patience"), 0))
         check_fractions("train", self, "average_decay", below_one=True)
+        if self.shard != "none" and self.precision == "float16":
+            raise ValueError(
+                f"train.shard is {self.shard} and train.precision float16, whose scaled gradients "
+                "it does not support: use bfloat16"
+            )
         for name in self.loggers:
             if name not in LOGGERS:
                 raise ValueError(f"train.loggers has {name!r}, needs some of {', '.join(LOGGERS)}")

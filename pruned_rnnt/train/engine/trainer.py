@@ -35,6 +35,7 @@ from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_config import pick_device
 from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.optim.schedule import learning_rate_scale
+from pruned_rnnt.train.optim.sharded import ShardedOptimiser, build_sharded_optimiser
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +88,12 @@ class Trainer:
         self.task.check_files(self.folder)
         self.model = self.task.model
         seed_everything(config.train.seed + self.ranks.rank)
-        self.optimiser = optimiser or build_optimiser(
-            self.model, config.optimiser, self.task.parameter_groups()
-        )
+        self.optimiser = optimiser or self._new_optimiser()
+        if optimiser is not None and config.train.shard != "none":
+            raise ValueError(
+                f"train.shard is {config.train.shard}, which divides the optimisers of this "
+                "package only: leave it out, or give an OptimiserConfig instead of an optimiser"
+            )
         self.stepper = Stepper(
             self.task,
             self.optimiser,
@@ -116,6 +120,14 @@ class Trainer:
         self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
         # The newest step, until its result is recorded.
         self._unrecorded: Step | None = None
+
+    def _new_optimiser(self) -> torch.optim.Optimizer:
+        """The configured optimiser; one process has nothing to divide."""
+        config, groups = self.config.optimiser, self.task.parameter_groups()
+        if self.config.train.shard == "none" or self.ranks.world_size == 1:
+            return build_optimiser(self.model, config, groups)
+        ranks = self.ranks
+        return build_sharded_optimiser(self.model, config, groups, ranks.rank, ranks.world_size)
 
     def run(self) -> Outcome:
         """Train until `train.steps`, or until validations no longer improve for as long as
@@ -355,5 +367,7 @@ class Trainer:
         )
         device = self.stepper.device
         logger.info("kernels of the losses on %s: %s", device.type, backend_summary(device.type))
+        if isinstance(self.optimiser, ShardedOptimiser):
+            logger.info("optimiser: %.1f MiB here", self.optimiser.state_bytes() / 2**20)
         for note in self.task.notes():
             logger.info(note)

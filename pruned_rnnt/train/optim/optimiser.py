@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -85,31 +85,48 @@ def load_optimiser_state(optimiser: torch.optim.Optimizer, state: dict[str, Any]
         group.update(settings)
 
 
-def build_optimiser(
+def parameter_options(
     model: nn.Module, config: OptimiserConfig, groups: Sequence[ParameterGroup] = ()
+) -> list[dict[str, Any]]:
+    """The optimiser's groups of all trained parameters, in its order; see `build_optimiser`."""
+    options = [group.options(config.name) for group in groups or trained_parameters(model)]
+    if config.name == "scaled_adam":
+        return options
+    by_decay = []
+    for each in options:
+        matrices = [p for p in each["params"] if p.dim() >= 2]
+        vectors = [p for p in each["params"] if p.dim() < 2]
+        by_decay.append({**each, "params": matrices, "weight_decay": config.weight_decay})
+        by_decay.append({**each, "params": vectors, "weight_decay": 0.0})
+    return by_decay
+
+
+def build_optimiser(
+    model: nn.Module,
+    config: OptimiserConfig,
+    groups: Sequence[ParameterGroup] = (),
+    *,
+    trains: Callable[[nn.Parameter], bool] | None = None,
 ) -> torch.optim.Optimizer:
     """The optimiser of the groups; without any, of all parameters that require a gradient.
 
     Its moments are allocated here, before the first pass: running out of memory in an update,
     unlike in a pass, ends training.
+
+    Args:
+        trains: whether the optimiser has a parameter; default: all. Groups may become empty.
     """
     leave_dynamo_unloaded()
-    parameters: list[Any] = [
-        group.options(config.name) for group in groups or trained_parameters(model)
-    ]
+    options = parameter_options(model, config, groups)
+    if trains is not None:
+        options = [{**each, "params": list(filter(trains, each["params"]))} for each in options]
     of_adam: Any = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
     if config.name == "scaled_adam":
-        return ScaledAdam(parameters, clip_scale=config.clip_scale, **of_adam)
-    by_decay = []
-    for options in parameters:
-        matrices = [p for p in options["params"] if p.dim() >= 2]
-        vectors = [p for p in options["params"] if p.dim() < 2]
-        by_decay.append({**options, "params": matrices, "weight_decay": config.weight_decay})
-        by_decay.append({**options, "params": vectors, "weight_decay": 0.0})
-    ordered = [parameter for options in by_decay for parameter in options["params"]]
+        return ScaledAdam(options, clip_scale=config.clip_scale, **of_adam)
+    ordered = [parameter for each in options for parameter in each["params"]]
     fused = all(p.is_cuda for p in ordered)
     # The fused update allocates no memory.
-    optimiser = (FusedAdamW if fused else AdamW)(by_decay, fused=fused, **of_adam)
+    optimiser = (FusedAdamW if fused else AdamW)(options, fused=fused, **of_adam)
     moments = {
         index: {
             "step": torch.tensor(0.0),

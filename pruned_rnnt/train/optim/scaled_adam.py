@@ -25,7 +25,7 @@ over the last 100 steps; see `MedianClipping`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -64,7 +64,13 @@ class ScaledAdam(ClosureOptimiser):
         min_rms, max_rms: the step is at least lr times min_rms, sizes below min_rms do not change,
             and no size grows beyond max_rms.
         max_scalar: limit of the absolute value of a parameter of one element.
+
+    Attributes:
+        sum_over_processes: sums the square () of the norm over the processes that divide the
+            parameters among them, in place; None if this process has all. Groups may be empty then.
     """
+
+    sum_over_processes: Callable[[Tensor], None] | None = None
 
     def __init__(
         self,
@@ -94,7 +100,11 @@ class ScaledAdam(ClosureOptimiser):
             },
         )
         # Allocated here, as an update that runs out of memory cannot be repeated.
-        self._groups = [_Group(group, self.state) for group in self.param_groups]
+        self._groups = self._new_groups()
+
+    def _new_groups(self) -> list[_Group]:
+        device = next(p.device for group in self.param_groups for p in group["params"])
+        return [_Group(group, self.state, device) for group in self.param_groups]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Also called by `load_state_dict`.
@@ -103,12 +113,12 @@ class ScaledAdam(ClosureOptimiser):
             ValueError: the state is that of another optimiser.
         """
         super().__setstate__(state)
-        self._groups = [_Group(group, self.state) for group in self.param_groups]
+        self._groups = self._new_groups()
 
     def update(self, condition: Condition) -> None:
         """Update every parameter."""
         for group in self._groups:
-            group.update(condition)
+            group.update(condition, self.sum_over_processes)
 
     def take_back(self) -> None:
         """Subtract the last update, which did not apply, from the count of updates."""
@@ -119,24 +129,37 @@ class ScaledAdam(ClosureOptimiser):
         """Add parameters, which start as those of a new optimiser."""
         super().add_param_group(param_group)
         if hasattr(self, "_groups"):  # not while torch's constructor adds the first ones
-            self._groups.append(_Group(self.param_groups[-1], self.state))
+            group = self.param_groups[-1]
+            self._groups.append(_Group(group, self.state, group["params"][0].device))
 
 
 class _Group:
-    """The vectors of a group of parameters, and their clipping."""
+    """The vectors of a group of parameters, and their clipping.
 
-    def __init__(self, options: dict[str, Any], state: dict[Tensor, Any]) -> None:
+    Args:
+        device: of an empty group.
+    """
+
+    def __init__(
+        self, options: dict[str, Any], state: dict[Tensor, Any], device: torch.device
+    ) -> None:
         self.options = options
         self.vectors = [_Vectors(bucket, state, options) for bucket in _buckets(options["params"])]
-        self.clipping = MedianClipping(options, options["params"][0].device)
+        self._device = options["params"][0].device if options["params"] else device
+        self.clipping = MedianClipping(options, self._device)
 
-    def update(self, condition: Condition) -> None:
+    def update(
+        self, condition: Condition, sum_over_processes: Callable[[Tensor], None] | None
+    ) -> None:
         for vectors in self.vectors:
             vectors.passes.start(condition)
         factor = None
         if self.options["clip_scale"] > 0:
-            squares = torch.stack([vectors.square_norm() for vectors in self.vectors])
-            factor = self.clipping.factor(squares.sum().sqrt_(), condition)
+            squares = [vectors.square_norm() for vectors in self.vectors]
+            total = torch.stack(squares).sum() if squares else torch.zeros((), device=self._device)
+            if sum_over_processes is not None:
+                sum_over_processes(total)
+            factor = self.clipping.factor(total.sqrt_(), condition)
         for vectors in self.vectors:
             vectors.update(factor, condition)
         self.options["step"] += 1
