@@ -117,7 +117,7 @@ def build_optimiser(
         trains: whether the optimiser has a parameter; default: all. Groups may become empty.
     """
     leave_dynamo_unloaded()
-    options = parameter_options(model, config, groups)
+    options: list[Any] = parameter_options(model, config, groups)
     if trains is not None:
         options = [{**each, "params": list(filter(trains, each["params"]))} for each in options]
     of_adam: Any = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
