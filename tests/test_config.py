@@ -98,6 +98,14 @@ def test_words_that_yaml_reads_as_booleans(tmp_path: Path, word: str) -> None:
         assert config.optimiser.nesterov is (word == "on")
 
 
+def test_nothing_is_an_empty_text_where_that_is_the_default() -> None:
+    config = load_config(ExperimentConfig, "librispeech", ["data.augmentation.noise_cuts="])
+    assert config.data.augmentation.noise_cuts == ""
+    # As from a shell variable that is not set.
+    with pytest.raises(ConfigError, match=r"train\.folder"):
+        load_config(ExperimentConfig, None, ["train.folder="])
+
+
 def test_base_file_comes_first(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", "seed: 3\noptimiser: {learning_rate: 0.1}\n")
     path = write(tmp_path / "top.yaml", "base: base.yaml\nseed: 4\n")

@@ -159,10 +159,15 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
 
 
 def _restore_words(start: Any, values: Any) -> None:
-    """Replaces the booleans of settings whose choices include the word: YAML reads off as False."""
+    """Replaces what YAML does not read as a text: `off`, and nothing for an empty one.
+
+    Nothing is an empty text only where that is the default: `train.folder=` is a mistake.
+    """
     from omegaconf import OmegaConf
 
     for key, value in _leaves(OmegaConf.to_container(values)).items():
+        if value is None and OmegaConf.select(start, key) == "":
+            OmegaConf.update(values, key, "")
         word = "on" if value else "off"
         if isinstance(value, bool) and not fits(start, key, value) and fits(start, key, word):
             OmegaConf.update(values, key, word)
