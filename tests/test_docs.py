@@ -165,5 +165,6 @@ def test_the_page_of_a_runs_folder_lists_its_files() -> None:
     text = (ROOT / "docs/run_folder.md").read_text(encoding="utf-8")
     listed = {name.replace("-N.", "-3.") for name in re.findall(r"^\| `([^`]+)`", text, re.M)}
     run = RunFolder(Path("run"))
-    paths = {path.name for path in (*vars(run).values(), run.average(3))} - {"run"}
+    averages = (run.average(3), run.span_average(3))
+    paths = {path.name for path in (*vars(run).values(), *averages)} - {"run"}
     assert listed == paths

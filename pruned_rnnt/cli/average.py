@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 
 _HELP = (
+    "A run with train.mean_every averages all of its steps between checkpoints: --last N those\n"
+    "after the N-th checkpoint before the newest one, as icefall's --avg N does for epochs.\n"
+    "Other runs average the parameters of the last N checkpoints.\n\n"
     "Decode with the result: pruned-rnnt decode RUN decode.checkpoint=FILE\n"
     f"decode.checkpoint=average averages the last {AVERAGED_CHECKPOINTS} without a file."
 )
@@ -34,16 +37,30 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
         help=f"number of checkpoints (default {AVERAGED_CHECKPOINTS})",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="default: RUN/average-last-N.pt"
+        "--over",
+        choices=("steps", "checkpoints"),
+        help="what to average (default: steps if the run keeps their mean)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="default: RUN/average-over-last-N.pt (steps) or RUN/average-last-N.pt (checkpoints)",
     )
 
 
 def average(options: argparse.Namespace, console: Console) -> int:
-    """Average the last checkpoints of a run into one."""
-    from pruned_rnnt.train.run import average_checkpoints
+    """Average the last steps or checkpoints of a run into one checkpoint."""
+    from pruned_rnnt.train.run import average_checkpoints, average_span, keeps_mean
 
-    output = options.output or RunFolder(options.run).average(options.last)
-    for path in average_checkpoints(options.run, options.last, output):
-        print(f"averaged {path}")
+    folder = RunFolder(options.run)
+    if options.over == "steps" or (options.over is None and keeps_mean(options.run)):
+        output = options.output or folder.span_average(options.last)
+        (start, end), count = average_span(options.run, options.last, output)
+        print(f"averaged {count} sets of parameters, after {start} until {end}")
+    else:
+        output = options.output or folder.average(options.last)
+        for path in average_checkpoints(options.run, options.last, output):
+            print(f"averaged {path}")
     print(f"wrote {output}; use it with decode.checkpoint={output}")
     return 0

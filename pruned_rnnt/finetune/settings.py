@@ -35,6 +35,7 @@ _INHERITED_TRAIN_KEYS = (
     "fused_kernels",
     "cuda_graphs",
     "average_decay",
+    "mean_every",
     "threads",
 )
 

@@ -34,3 +34,7 @@ class RunFolder:
     def average(self, last: int) -> Path:
         """The mean of the last checkpoints, unless the user names another file."""
         return self.path / f"average-last-{last}.pt"
+
+    def span_average(self, last: int) -> Path:
+        """The mean over the last spans between checkpoints, unless the user names another file."""
+        return self.path / f"average-over-last-{last}.pt"

@@ -24,6 +24,7 @@ from pruned_rnnt.train.engine.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from pruned_rnnt.train.engine.parameter_mean import SpanMean, mean_between
 from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS, pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -168,6 +169,56 @@ def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:
     return chosen
 
 
+def keeps_mean(folder: Path) -> bool:
+    """Whether the newest checkpoint of a run has the mean that `average_span` needs.
+
+    Raises:
+        CheckpointError: no checkpoint, or an unreadable one.
+    """
+    return load_checkpoint(find_checkpoint(folder, "last")).get("mean") is not None
+
+
+def average_span(folder: Path, last: int, output: Path) -> tuple[list[Path], int]:
+    """Write the mean of the parameters of the last spans between checkpoints as a checkpoint.
+
+    Returns:
+        The checkpoint before the first of the `last` spans, and the newest one; and how many sets
+        of parameters, `train.mean_every` steps apart, are in the mean.
+
+    Raises:
+        CheckpointError: fewer than `last` + 1 checkpoints, one without a mean, means that have
+            nothing in common, or an unreadable checkpoint.
+    """
+    paths = CheckpointFolder(RunFolder(folder).checkpoints).paths()
+    if last < 1 or len(paths) <= last:
+        raise CheckpointError(
+            f"{folder / 'checkpoints'} has {len(paths)} checkpoints, and the mean over the last "
+            f"{last} spans between checkpoints needs {max(1, last) + 1}: train.keep_last keeps "
+            "more of them, and --over checkpoints averages the parameters of the checkpoints alone"
+        )
+    ends = [paths[-last - 1], paths[-1]]
+    start, newest = (load_checkpoint(path) for path in ends)
+    for path, values in zip(ends, (start, newest), strict=True):
+        if values.get("mean") is None:
+            raise CheckpointError(
+                f"{path} has no mean over the steps: train with train.mean_every, or pass --over "
+                "checkpoints"
+            )
+    try:
+        mean = mean_between(start["mean"], newest["mean"])
+    except ValueError as error:
+        raise CheckpointError(f"{ends[0]} and {ends[1]}: {error}") from error
+    own = {"model": _with_parameters(newest["model"], mean), "average": None, "mean": None}
+    save_checkpoint(output, {**newest, **own, "score": None})
+    return ends, mean.count
+
+
+def _with_parameters(state: dict[str, Any], mean: SpanMean) -> dict[str, Any]:
+    """A model's state with other parameters, in its own dtypes; buffers stay."""
+    changed = {name: value.to(state[name].dtype) for name, value in mean.parameters.items()}
+    return {**state, **changed}
+
+
 def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any]]:
     """The newest checkpoints of a run, and the values of a checkpoint with their mean."""
     paths = CheckpointFolder(RunFolder(folder).checkpoints).paths()
@@ -180,4 +231,4 @@ def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any
     states = [load_checkpoint(path)["model"] for path in chosen[:-1]]
     newest = load_checkpoint(chosen[-1])
     mean = mean_of_states([*states, newest["model"]])
-    return chosen, {**newest, "model": mean, "average": None, "score": None}
+    return chosen, {**newest, "model": mean, "average": None, "mean": None, "score": None}

@@ -6,6 +6,7 @@ A checkpoint is one dictionary of tensors and plain values:
     config            the resolved configuration
     vocab_size        size of the model's output; None for a model of the user's own
     model, average    parameters, and their running average (None when switched off)
+    mean              plain mean of the parameters since the start, see `ParameterMean`, or None
     optimiser, scaler, sampler, random   states for an exact continuation; `random` one per rank
     buffers           of the model, one set per rank; none if one process trains
     counters          step, epoch, batches of the epoch, ...

@@ -19,6 +19,7 @@ from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import log_info
+from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import capture_random_state, restore_random_state
 from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
 from pruned_rnnt.train.optim.optimiser import load_optimiser_state
@@ -42,6 +43,7 @@ _FREE_KEYS = (
     "train.folder",
     "train.init",
     "train.log_every",
+    "train.mean_every",
     "train.loggers",
     "train.validate_every",
     "train.save_every",
@@ -97,13 +99,17 @@ class Counters:
 
 @dataclass
 class TrainingState:
-    """References to all objects with a state; `average` is None when switched off."""
+    """References to all objects with a state.
+
+    average, mean: None when switched off; only the first process has a mean.
+    """
 
     config: RunConfig
     task: Task
     optimiser: torch.optim.Optimizer
     scaler: Any
     average: RunningAverage | None
+    mean: ParameterMean | None
     loader: Loader
     ranks: Ranks
     counters: Counters = dataclasses.field(default_factory=Counters)
@@ -141,6 +147,7 @@ class TrainingState:
                 "model": self.task.model.state_dict(),
                 "average": average.state_dict() if average is not None else None,
                 "average_updates": average.updates if average is not None else 0,
+                "mean": self.mean.state_dict() if self.mean is not None else None,
                 "optimiser": optimiser,
                 "scaler": self.scaler.state_dict(),
                 "sampler": self.loader.state_dict(self.counters.batch),
@@ -230,6 +237,8 @@ class TrainingState:
             self.average.load_state_dict(values["average"], values["average_updates"])
         elif self.average is not None:
             self.average.restart()  # it was switched off before
+        if self.mean is not None:
+            self._restore_mean(values.get("mean"))  # absent in checkpoints of version 0.2
         # A process without a saved state keeps its own seed.
         if self.ranks.rank < len(values["random"]):
             self._random = values["random"][self.ranks.rank]
@@ -240,6 +249,14 @@ class TrainingState:
         buffers = values.get("buffers", [])  # absent in checkpoints of version 0.1
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
+
+    def _restore_mean(self, saved: dict[str, Any] | None) -> None:
+        """Continue the mean of a checkpoint, or begin one there."""
+        assert self.mean is not None
+        if saved is not None:
+            self.mean.load_state_dict(saved)
+        else:
+            self.mean.since = self.counters.step
 
     def _load_model(self, values: dict[str, Any]) -> None:
         """Load the parameters of a checkpoint; ConfigError if the model has other sizes."""

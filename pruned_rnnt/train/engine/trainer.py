@@ -27,6 +27,7 @@ from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, sto
 from pruned_rnnt.train.engine.log import RunLog, log_file
 from pruned_rnnt.train.engine.loggers import MetricLogger, require_loggers
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
+from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.run_files import add_version
 from pruned_rnnt.train.engine.state import TrainingState
@@ -103,12 +104,16 @@ class Trainer:
         )
         decay = config.train.average_decay
         self.average = RunningAverage(self.model, decay) if decay > 0 else None
+        # All processes have the same parameters.
+        keeps_mean = config.train.mean_every > 0 and self.ranks.is_first
+        self.mean = ParameterMean(self.model) if keeps_mean else None
         self.state = TrainingState(
             config,
             self.task,
             self.optimiser,
             self.stepper.scaler,
             self.average,
+            self.mean,
             self.task.train_loader(),
             self.ranks,
         )
@@ -209,6 +214,8 @@ class Trainer:
             counters.consecutive_bad_steps = 0
             if self.average is not None:
                 self.average.update()
+            if self.mean is not None and self._due(self.config.train.mean_every):
+                self.mean.add()
             return
         counters.bad_steps += 1
         counters.consecutive_bad_steps += 1
