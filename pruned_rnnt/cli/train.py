@@ -69,13 +69,15 @@ def train(options: argparse.Namespace, console: Console) -> int:
         config, make_task = load_experiment(chosen.yaml_path, chosen.overrides)
         if isinstance(config, ExperimentConfig):
             config = whole_config(config)
-    if options.dry_run or options.find_max_duration:
+    if options.dry_run or options.find_max_duration or options.estimate:
         from rich.console import Console
 
         from pruned_rnnt.train.tasks.dry_run_command import run_dry_run
 
         if not isinstance(config, ExperimentConfig):
-            raise UsageError("--dry-run and --find-max-duration are for recognisers only")
+            raise UsageError(
+                "--dry-run, --find-max-duration and --estimate are for recognisers only"
+            )
         return 0 if run_dry_run(options, config, Console()) else EXIT_FAILED
     return run_training(config, make_task, console, allow_changes=options.allow_changes)
 

@@ -116,6 +116,11 @@ class EncoderGraphs:
             return ()
         return tuple(self._clock.value(each) == 0.0 for each in self._recorder.conditions)
 
+    @property
+    def capture_seconds(self) -> float:
+        """Time that all captures took."""
+        return self._seconds
+
     def clear(self) -> None:
         """Drop all graphs, so that their memory can be released; shapes are captured again."""
         self._graphs.clear()

@@ -22,6 +22,7 @@ from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, peak, release_memory, reset_peak
+from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.step import Stepper
 from pruned_rnnt.train.engine.train_config import pick_device
@@ -70,13 +71,16 @@ MEASURES: dict[str, Callable[[SampledBatch], float]] = {
 class Scan:
     """Batches of the first epoch that are the largest by each of `MEASURES`.
 
-    batches, seconds: number of scanned batches, and the speech in them.
+    batches, seconds, utterances, frames: number of scanned batches, the speech in them, its
+        utterances and padded frames, see `SampledBatch`.
     complete: the epoch has no more batches.
     """
 
     largest: dict[str, SampledBatch]
     batches: int
     seconds: float
+    utterances: int
+    frames: int
     complete: bool
 
 
@@ -116,19 +120,22 @@ class DryRun:
         self.stepper = Stepper(
             self.task, optimiser, config.train, clip_norm=clip_norm, ranks=Ranks()
         )
-        # Never used, but it takes memory, as in training.
+        # Never used, but they take memory, as in training.
         decay = config.train.average_decay
         self.average = RunningAverage(self.task.model, decay) if decay > 0 else None
+        self.mean = ParameterMean(self.task.model) if config.train.mean_every > 0 else None
         self.task.model.train()
 
     def scan(self, max_duration: float, limit: int) -> Scan:
         """The largest of the first `limit` batches of a sampler with this bound."""
         largest: dict[str, SampledBatch] = {}
-        batches, seconds = 0, 0.0
+        batches, seconds, utterances, frames = 0, 0.0, 0, 0
         sampled = self._sampled(max_duration)
         for batch in islice(sampled, limit):
             batches += 1
             seconds += batch.seconds
+            utterances += batch.utterances
+            frames += batch.frames
             for name, measure in MEASURES.items():
                 if name not in largest or measure(batch) > measure(largest[name]):
                     largest[name] = batch
@@ -136,6 +143,8 @@ class DryRun:
             largest=largest,
             batches=batches,
             seconds=seconds,
+            utterances=utterances,
+            frames=frames,
             complete=next(sampled, None) is None,
         )
 

@@ -1,10 +1,11 @@
-"""Options and output of `train --dry-run` and `train --find-max-duration`."""
+"""Options and output of `train --dry-run`, `--find-max-duration` and `--estimate`."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,6 +34,19 @@ def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
         help="search for the largest data.max_duration whose batches fit into memory",
     )
     group.add_argument(
+        "--estimate",
+        action="store_true",
+        help="predict the hours and the memory of the training, from some of its steps, a "
+        "validation and a checkpoint on this machine; exit code 1 if a batch does not fit",
+    )
+    group.add_argument(
+        "--estimate-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="for --estimate: measure steps for S seconds (default 60)",
+    )
+    group.add_argument(
         "--memory-limit",
         type=float,
         metavar="GIB",
@@ -59,8 +73,8 @@ def run_dry_run(options: argparse.Namespace, config: ExperimentConfig, console: 
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
-            "--dry-run and --find-max-duration try the batches of a single process: start them "
-            "without torchrun"
+            "--dry-run, --find-max-duration and --estimate try the batches of a single process: "
+            "start them without torchrun"
         )
     on_cpu = pick_device(config.train).type == "cpu"
     if options.find_max_duration and on_cpu and options.memory_limit is None:
@@ -68,6 +82,8 @@ def run_dry_run(options: argparse.Namespace, config: ExperimentConfig, console: 
             "--find-max-duration measures GPU memory, and there is no GPU to use: pass "
             "--memory-limit GIB to search by the memory of this process instead"
         )
+    if options.estimate:
+        return _estimate(options, config, console)
     trials = DryRun(config)
     if options.find_max_duration:
         return _find(trials, options, console)
@@ -114,10 +130,41 @@ def _dry_run(trials: DryRun, scan_batches: int, console: Console) -> bool:
         # With float16 the first loss scale may be too large, which is not an error.
         failed += [trial] if trial.problem and "float16" not in trial.problem else []
     console.print(table)
+    _name_failed(failed, console)
+    return not failed
+
+
+def _name_failed(failed: Sequence[Trial], console: Console) -> None:
     for trial in failed:
         ids = ", ".join(cut.id for cut in list(trial.batch.cuts)[:_IDS_SHOWN])
         console.print(f"{trial.problem}; utterances: {ids}")
-    return not failed
+
+
+def _estimate(options: argparse.Namespace, config: ExperimentConfig, console: Console) -> bool:
+    from pruned_rnnt.train.engine.train_config import pick_device
+    from pruned_rnnt.train.tasks.dry_run import GIB
+    from pruned_rnnt.train.tasks.estimate import estimate
+
+    found = estimate(config, scan_batches=options.scan_batches, seconds=options.estimate_seconds)
+    measured, counts = found.measured, found.counts
+    where = "GPU memory" if pick_device(config.train).type == "cuda" else "memory of the process"
+    console.print(
+        f"{counts.steps} steps of {measured.seconds_per_step:.3g} s "
+        f"(mean of {measured.steps}), {counts.steps / counts.steps_per_epoch:.3g} epochs of "
+        f"{counts.steps_per_epoch:.0f} steps",
+        f"{counts.validations} validations of {measured.validation_seconds:.3g} s, "
+        f"{counts.checkpoints} times saved in {measured.checkpoint_seconds:.3g} s, "
+        f"start {measured.start_seconds:.3g} s",
+        f"estimate: {found.seconds / 3600:.3g} hours ({found.seconds:.0f} s), "
+        f"{measured.peak / GIB:.2f} GiB {where}",
+        sep="\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if config.train.early_stopping_patience > 0:
+        console.print("early stopping may end the training before")
+    _name_failed(found.failed, console)
+    return not found.failed
 
 
 def _find(trials: DryRun, options: argparse.Namespace, console: Console) -> bool:

@@ -1,0 +1,255 @@
+"""Estimate of a training's duration and memory, from real steps, a validation and a checkpoint.
+
+Everything is measured on a model of its own, in a temporary folder, so that no run is affected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.interruptions import BatchGroups
+from pruned_rnnt.train.engine.memory import peak, reset_peak
+from pruned_rnnt.train.engine.state import TrainingState
+from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.tasks.dry_run import DryRun, Scan, Trial
+
+# Steps that are not measured: kernels are compiled and most CUDA graphs captured in them.
+_WARM_UP = {"cpu": 2, "cuda": 30}
+_FEWEST_STEPS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured.
+
+    seconds_per_step: with the time for loading, scaled to the mean batch of an epoch.
+    steps: number of measured steps.
+    start_seconds: from the beginning to the first measured step, beyond the time of these steps.
+    validation_seconds, checkpoint_seconds: of one validation, of writing one checkpoint.
+    peak: largest memory in bytes, of tensors on a GPU, on a CPU that of the process.
+    """
+
+    seconds_per_step: float
+    steps: int
+    start_seconds: float
+    validation_seconds: float
+    checkpoint_seconds: float
+    peak: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """What a training consists of: steps, steps of an epoch, validations, written checkpoints."""
+
+    steps: int
+    steps_per_epoch: float
+    validations: int
+    checkpoints: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A prediction. failed: the trials of batches that cannot be trained on."""
+
+    measured: Measured
+    counts: Counts
+    scan: Scan
+    failed: tuple[Trial, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the whole training."""
+        measured, counts = self.measured, self.counts
+        return (
+            measured.start_seconds
+            + counts.steps * measured.seconds_per_step
+            + counts.validations * measured.validation_seconds
+            + counts.checkpoints * measured.checkpoint_seconds
+        )
+
+
+def estimate(config: ExperimentConfig, *, scan_batches: int, seconds: float) -> Estimate:
+    """Predict a training with this configuration.
+
+    Args:
+        scan_batches: number of batches of the first epoch among which the largest are searched.
+        seconds: measure steps for about so long.
+    """
+    with _elsewhere(config) as changed:
+        started = time.perf_counter()
+        trials = DryRun(changed)
+        built = time.perf_counter() - started
+        scan = trials.scan(changed.data.max_duration, scan_batches)
+        counts = count(changed, scan, trials.loader.utterances)
+        tried = [
+            trials.try_batch(batch)
+            for batch in {id(batch): batch for batch in scan.largest.values()}.values()
+        ]
+        measured = _Measurement(trials, counts, scan).measure(seconds)
+        highest = max([measured.peak, *(trial.peak for trial in tried)])
+        return Estimate(
+            measured=dataclasses.replace(
+                measured, peak=highest, start_seconds=measured.start_seconds + built
+            ),
+            counts=counts,
+            scan=scan,
+            # With float16 the first loss scale may be too large, which is not an error.
+            failed=tuple(t for t in tried if t.problem and "float16" not in t.problem),
+        )
+
+
+def count(config: ExperimentConfig, scan: Scan, utterances: int | None) -> Counts:
+    """How often a training does what, without early stopping.
+
+    Args:
+        utterances: in an epoch; None if unknown, which takes the scanned batches for an epoch.
+    """
+    train = config.train
+    batches = float(scan.batches)
+    if not scan.complete and utterances is not None:
+        batches *= utterances / scan.utterances
+    steps_per_epoch = max(1.0, batches / train.accumulate)
+    # A run ends with a validation.
+    interval = train.validate_every or steps_per_epoch
+    validations = math.ceil(train.steps / interval)
+    # Each validation writes a checkpoint before and after it.
+    checkpoints = 2 * validations
+    if train.save_every:
+        checkpoints += sum(
+            not train.validate_every or step % train.validate_every > 0
+            for step in range(train.save_every, train.steps, train.save_every)
+        )
+    elif train.validate_every:
+        checkpoints += math.ceil(train.steps / steps_per_epoch) - 1  # after each epoch
+    return Counts(
+        steps=train.steps,
+        steps_per_epoch=steps_per_epoch,
+        validations=validations,
+        checkpoints=checkpoints,
+    )
+
+
+class _Measurement:
+    """Steps as in the middle of a training, with its loader, on the model of a dry run."""
+
+    def __init__(self, trials: DryRun, counts: Counts, scan: Scan) -> None:
+        self.trials = trials
+        self.counts = counts
+        self.mean_frames = scan.frames / scan.batches
+        self.config = trials.config.train
+        # Random parameters must not diverge; a rate of 0 takes the same time.
+        for group in trials.stepper.optimiser.param_groups:
+            group["lr"] = 0.0
+
+    def measure(self, seconds: float) -> Measured:
+        trials = self.trials
+        reset_peak(trials.device)
+        begun = time.perf_counter()
+        warm_up = min(_WARM_UP[trials.device.type], self.counts.steps)
+        frames, steps, captured, started = 0, 0, 0.0, begun
+        for index, batches in enumerate(self._groups()):
+            if index == warm_up:
+                self._wait()
+                started, captured = time.perf_counter(), self._capture_seconds()
+            self._step(batches, index)
+            if index >= warm_up:
+                steps += 1
+                frames += sum(_padded_frames(batch) for batch in batches)
+                measured_enough = time.perf_counter() - started >= seconds
+                if steps >= _FEWEST_STEPS and measured_enough:
+                    break
+        self._wait()
+        spent = time.perf_counter() - started - (self._capture_seconds() - captured)
+        # A batch of twice as many frames takes about twice as long.
+        views = trials.config.loss.views
+        of_a_step = self.mean_frames * self.config.accumulate / (views * frames / steps)
+        per_step = spent / steps * of_a_step
+        start_seconds = started - begun - warm_up * per_step
+        validation, checkpoint = self._validate(), self._save()
+        return Measured(
+            seconds_per_step=per_step,
+            steps=steps,
+            start_seconds=max(0.0, start_seconds),
+            validation_seconds=validation,
+            checkpoint_seconds=checkpoint,
+            peak=peak(trials.device),
+        )
+
+    def _groups(self) -> Iterator[list[Any]]:
+        """The batches of steps, of as many epochs as are needed."""
+        epoch = 0
+        while True:
+            loader = self.trials.task.train_loader()
+            loader.set_epoch(epoch)
+            groups = BatchGroups(loader, self.config.accumulate, Ranks())
+            for batches, _ in groups.groups(iter(loader)):
+                yield batches
+            epoch += 1
+
+    def _step(self, batches: list[Any], index: int) -> None:
+        """A step, with the averages of the parameters."""
+        trials = self.trials
+        trials.stepper(batches, self.counts.steps // 2)
+        if trials.average is not None:
+            trials.average.update()
+        if trials.mean is not None and index % self.config.mean_every == 0:
+            trials.mean.add()
+
+    def _wait(self) -> None:
+        if self.trials.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def _capture_seconds(self) -> float:
+        graphs = self.trials.task.model.encoder_graphs
+        return 0.0 if graphs is None else graphs.capture_seconds
+
+    def _validate(self) -> float:
+        trials = self.trials
+        started = time.perf_counter()
+        with trials.average.applied() if trials.average is not None else nullcontext():
+            trials.task.validate(self.counts.steps, None)
+        return time.perf_counter() - started
+
+    def _save(self) -> float:
+        trials = self.trials
+        state = TrainingState(
+            trials.config,
+            trials.task,
+            trials.stepper.optimiser,
+            trials.stepper.scaler,
+            trials.average,
+            trials.mean,
+            trials.loader,
+            Ranks(),
+        )
+        folder = CheckpointFolder(Path(self.config.folder) / "checkpoints")
+        started = time.perf_counter()
+        state.save(folder, score=None)
+        return time.perf_counter() - started
+
+
+def _padded_frames(batch: Any) -> int:
+    utterances, frames = batch.features_NTF.shape[:2]
+    return int(utterances * frames)
+
+
+@contextmanager
+def _elsewhere(config: ExperimentConfig) -> Iterator[ExperimentConfig]:
+    """The configuration with a temporary folder, on the disk of the run."""
+    folder = Path(config.train.folder).absolute().parent
+    while not folder.is_dir():
+        folder = folder.parent
+    with tempfile.TemporaryDirectory(prefix=".estimate-", dir=folder) as name:
+        yield dataclasses.replace(config, train=dataclasses.replace(config.train, folder=name))

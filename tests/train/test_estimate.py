@@ -1,0 +1,120 @@
+"""Estimates of a training: what they count, print and leave behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pruned_rnnt.cli import main
+from pruned_rnnt.cli.command import EXIT_FAILED
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.model.speech_model import ModelLosses
+from pruned_rnnt.train.engine.state import TrainingState
+from pruned_rnnt.train.tasks.dry_run import DryRun
+from pruned_rnnt.train.tasks.estimate import Counts, Estimate, Measured, count
+from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
+from tests.tiny_corpus import tiny_experiment, tiny_overrides
+from tests.train.failures import run_out_of_memory
+
+QUICK = ["--estimate", "--estimate-seconds", "0.1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["train.steps=6", "data.max_duration=16"],
+        ["train.steps=7", "data.max_duration=16", "train.validate_every=3"],
+        ["train.steps=7", "data.max_duration=16", "train.validate_every=4", "train.save_every=2"],
+    ],
+)
+def test_counts_are_those_of_the_training(
+    settings: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_experiment(corpus, tmp_path / "run", "train.loggers=[]", *settings)
+    trials = DryRun(config)
+    counts = count(config, trials.scan(16.0, 1000), trials.loader.utterances)
+    done = {"save": 0, "validate": 0}
+    for kind, name in ((TrainingState, "save"), (SpeechTask, "validate")):
+        original = getattr(kind, name)
+
+        def counted(*arguments: object, original=original, name=name, **named: object) -> object:
+            done[name] += 1
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(kind, name, counted)
+    trainer = speech_trainer(config)
+    trainer.run()
+    assert counts.validations == done["validate"]
+    assert counts.checkpoints == done["save"]
+    assert counts.steps_per_epoch == len(list(trainer.task.train_loader()))
+
+
+@pytest.mark.slow
+def test_estimate_leaves_no_trace(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tiny_overrides(
+        corpus, tmp_path / "exp/run", "train.steps=1000", "train.mean_every=1"
+    )
+    before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*")}
+    assert main(["train", *QUICK, *settings]) == 0
+    out = capsys.readouterr().out
+    assert "1000 steps of" in out
+    assert "memory of the process" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("estimate:")]
+    hours, seconds = float(line.split()[1]), float(line.partition("(")[2].split()[0])
+    assert hours == pytest.approx(seconds / 3600, rel=0.1, abs=1e-3)
+    assert seconds > 0
+    assert list(tmp_path.iterdir()) == []
+    assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
+
+
+@pytest.mark.slow
+def test_batches_that_do_not_fit_are_named(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    losses = SpeechTask.losses
+    refused: list[str] = []
+
+    def failing(self: SpeechTask, batch: Batch, step: int) -> ModelLosses:
+        if batch.target_lengths_N.sum() > 8:
+            refused.append(batch.ids[0])
+            run_out_of_memory("cpu")
+        return losses(self, batch, step)
+
+    monkeypatch.setattr(SpeechTask, "losses", failing)
+    settings = tiny_overrides(corpus, tmp_path / "run", "data.max_duration=6")
+    assert main(["train", *QUICK, *settings]) == EXIT_FAILED
+    out = " ".join(capsys.readouterr().out.split())
+    assert "out of memory" in out
+    assert any(name in out for name in refused)
+
+
+def test_estimate_refuses_torchrun(
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", *QUICK, *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_FAILED
+    assert "without torchrun" in capsys.readouterr().err
+
+
+def test_seconds_are_those_of_all_parts() -> None:
+    measured = Measured(
+        seconds_per_step=0.5,
+        steps=10,
+        start_seconds=7.0,
+        validation_seconds=3.0,
+        checkpoint_seconds=1.0,
+        peak=0,
+    )
+    counts = Counts(steps=100, steps_per_epoch=10.0, validations=4, checkpoints=9)
+    estimate = Estimate(measured=measured, counts=counts, scan=None, failed=())  # type: ignore[arg-type]
+    assert estimate.seconds == 7 + 50 + 12 + 9
