@@ -118,7 +118,8 @@ def load(
         path: the folder of a run or one of its checkpoints; a model.pt of `pruned-rnnt export
             --format torch` or its folder; a folder of `--format onnx`, which onnxruntime runs on
             the CPU; a .pt file of icefall's Zipformer recipe with bpe.model or tokens.txt near it,
-            or their folder; or a repository of the Hugging Face hub with one of these,
+            or their folder; a `.nemo` archive, or a folder of transformers with a Parakeet model;
+            or a repository of the Hugging Face hub with one of these,
             `owner/name` or `hf://owner/name@revision`.
         device: of the model, for example `cuda`; `auto` uses a CUDA device if there is one.
         settings: `decode.key=value` as for `pruned-rnnt transcribe`, such as

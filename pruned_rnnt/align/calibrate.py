@@ -18,7 +18,7 @@ from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.encode import encode_batch
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.decode.scoring.confidence import right_words
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.fit_confidence import fit_confidence
@@ -116,16 +116,23 @@ def _distances(
         for n, path in enumerate(align_symbols(model, targets)):
             if path is None or not texts[n]:
                 continue
-            tokens = timed_tokens(names, texts[n], path.frames, path.log_probs, heads[n])
+            tokens = timed_tokens(
+                names,
+                texts[n],
+                path.frames,
+                path.log_probs,
+                heads[n],
+                frame_seconds=frame_seconds(model.encoder),
+            )
             spoken = batch.words[n]
             spans = word_spans([token.token for token in tokens])
             if len(spoken) == len(spans):
                 found += _of_words([tokens[i:j] for i, j in spans], spoken)
-            elif heads[n] is not None:
+            elif heads[n] is not None and model.config.encoder.features == "fbank":
                 # Without a CTC head, symbols may be far from their sounds, so the boundaries of the
-                # speech give no information about them.
+                # speech give no information about them. The detector knows no other features.
                 features_TF = batch.features_NTF[n, : int(batch.feature_lengths_N[n])]
-                if model.encoder.config.takes_samples:
+                if model.encoder.config.features == "samples":
                     features_TF = log_mel_of_rows(features_TF)
                 found += _of_speech(tokens, features_TF)
     return found

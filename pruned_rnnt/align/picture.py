@@ -20,7 +20,7 @@ from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import decode_set
-from pruned_rnnt.decode.frame_times import FRAME_SECONDS
+from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.decode.word_times import timed_tokens, timed_words
@@ -67,10 +67,7 @@ def draw_utterances(
     model, tokenizer = loaded
     cuts = find_cuts(data.folder.cuts(config.split, lazy=True), ids, config.split)
     to_batch = SpeechDataset(
-        tokenizer,
-        stored=data.config.features == "stored",
-        samples=data.config.features == "samples",
-        augmenter=None,
+        tokenizer, stored=data.config.features == "stored", kind=data.kind, augmenter=None
     )
     for cut in cuts:
         batch = to_batch[0, CutSet.from_cuts([cut])]
@@ -133,19 +130,25 @@ def draw_utterance(
         bounds = losses.bounds
     symbols = batch.targets_NU[0, : int(batch.target_lengths_N[0])].tolist()
     names = tokenizer.symbols
-    seconds = batch.durations[0]
+    seconds, frame = batch.durations[0], frame_seconds(model.encoder)
     tracks = []
     if batch.words[0]:
         spoken = [(w.word, w.start, w.start + w.duration) for w in batch.words[0]]
-        tracks.append(_track("spoken", spoken))
+        tracks.append(_track("spoken", spoken, frame))
     alignment = None
     if path is not None:
         (head,) = head_paths(model, encoded_NTE, frames_N, [symbols])
         tokens = timed_tokens(
-            names, symbols, path.frames, path.log_probs, head, durations=path.durations
+            names,
+            symbols,
+            path.frames,
+            path.log_probs,
+            head,
+            durations=path.durations,
+            frame_seconds=frame,
         )
         words = timed_words(tokenizer, tokens, seconds)
-        tracks.append(_track("reference", [(w.word, w.start, w.end) for w in words]))
+        tracks.append(_track("reference", [(w.word, w.start, w.end) for w in words], frame))
         alignment = Alignment(torch.tensor([path.frames]), torch.tensor([path.score]))
     emissions: list[tuple[str, int]] = []
     text = ""
@@ -157,14 +160,20 @@ def draw_utterance(
         )
         (head,) = head_paths(model, encoded_NTE, frames_N, [recognised])
         tokens = timed_tokens(
-            names, recognised, frames, scores, head, durations=hypothesis.durations
+            names,
+            recognised,
+            frames,
+            scores,
+            head,
+            durations=hypothesis.durations,
+            frame_seconds=frame,
         )
         words = timed_words(tokenizer, tokens, seconds)
-        tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words]))
-        emissions = [(names[s], frame) for s, frame in zip(recognised, frames, strict=True)]
+        tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words], frame))
+        emissions = [(names[s], at) for s, at in zip(recognised, frames, strict=True)]
         text = tokenizer.decode(recognised)
     features_TF = batch.features_NTF[0, : int(batch.feature_lengths_N[0])]
-    if model.encoder.config.takes_samples:
+    if model.encoder.config.features == "samples":
         features_TF = log_mel_of_rows(features_TF)
     return utterance_figure(
         features_TF,
@@ -176,11 +185,11 @@ def draw_utterance(
         target_length=len(symbols),
         logit_length=int(frames_N[0]),
         tokens=[names[symbol] for symbol in symbols],
-        frame_seconds=FRAME_SECONDS,
+        frame_seconds=frame,
         title=f"{batch.ids[0]}\nreference:  {isolated(batch.texts[0])}\n"
         f"recognised: {isolated(text)}",
     )
 
 
-def _track(name: str, words: Iterable[tuple[str, float, float]]) -> Track:
-    return Track(name, [(w, start / FRAME_SECONDS, end / FRAME_SECONDS) for w, start, end in words])
+def _track(name: str, words: Iterable[tuple[str, float, float]], frame: float) -> Track:
+    return Track(name, [(word, start / frame, end / frame) for word, start, end in words])

@@ -13,9 +13,9 @@ from pruned_rnnt.align.utterance import (
     align_batches,
     align_encoded,
 )
-from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
+from pruned_rnnt.data.audio.feature_kinds import FeatureKind
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.load_audio import read_audio
-from pruned_rnnt.data.audio.sample_rows import sample_rows
 from pruned_rnnt.data.input.batch import Batch, pad_targets
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -67,8 +67,8 @@ def align_file(
             one search in memory.
     """
     samples_S = read_audio(path)
-    takes_samples = model.encoder.config.takes_samples
-    features_TF = sample_rows(samples_S) if takes_samples else audio_features(samples_S)
+    encoder = model.config.encoder
+    features_TF = FeatureKind(encoder.features, encoder.num_mel_bins).of_recording(samples_S)
     text = tokenizer.normalise(text)
     targets_NU, target_lengths = pad_targets([tokenizer.encode(text)])
     windows = WindowEncoder.as_trained(model, p99_duration)([features_TF])

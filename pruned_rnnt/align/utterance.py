@@ -14,6 +14,7 @@ from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.scripts import NO_SPACES
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.decode.word_times import TimedToken, TimedWord, timed_tokens, timed_words
@@ -98,7 +99,13 @@ def align_encoded(
             yield NotAligned(id=batch.ids[n], reason=reason)
             continue
         tokens = timed_tokens(
-            names, symbols, path.frames, path.log_probs, heads[n], durations=path.durations
+            names,
+            symbols,
+            path.frames,
+            path.log_probs,
+            heads[n],
+            durations=path.durations,
+            frame_seconds=frame_seconds(model.encoder),
         )
         seconds = batch.durations[n]
         yield AlignedUtterance(

@@ -21,6 +21,7 @@ from pruned_rnnt.cli import (
     export,
     finetune,
     import_icefall,
+    import_model,
     inspect,
     prepare,
     report,
@@ -50,6 +51,7 @@ Train and use transducer speech recognisers.
   pruned-rnnt report exp/synthetic                       a web page of curves and errors
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
   pruned-rnnt transcribe exp/synthetic a.wav             transcribe your own audio
+  pruned-rnnt import parakeet.nemo exp/parakeet          a run from a model of others
   pruned-rnnt check                                      are the kernels right on this machine?
 """
 
@@ -63,7 +65,9 @@ _COMMANDS = (
     average,
     export,
     transcribe,
+    import_model,
     import_icefall,
+    import_model,
     inspect,
     report,
     check,

@@ -36,6 +36,7 @@ def add_command(
     command: Callable[[argparse.Namespace, Console], int],
     details: str,
     packages: Sequence[str] = PACKAGES_OF_EXTRA["train"],
+    name: str = "",
 ) -> argparse.ArgumentParser:
     """The parser of a new command.
 
@@ -44,8 +45,9 @@ def add_command(
             the parsed options and the console of the log, and returns the exit code.
         details: printed below the options.
         packages: optional packages that the command cannot do without.
+        name: of the command, if the function cannot have it.
     """
-    name = command.__name__.replace("_", "-")
+    name = name or command.__name__.replace("_", "-")
     summary = (command.__doc__ or name).rstrip(".")
     parser = parsers.add_parser(
         name,
@@ -113,4 +115,8 @@ def data_of_run(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
     """The data of a run; a fine-tuned run may have symbols that differ from those of its data."""
     from pruned_rnnt.data.input.datamodule import DataModule
 
-    return DataModule(config.data, tokenizer=tokenizer if config.train.init else None)
+    return DataModule(
+        config.data,
+        tokenizer=tokenizer if config.train.init else None,
+        kind=config.feature_kind,
+    )

@@ -16,6 +16,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.emission_delay import delay_lines, summary_lines, word_delays
+from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.decode.nbest import hypothesis_lines
 from pruned_rnnt.decode.result_settings import file_digests, label, result_settings
 from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
@@ -110,12 +111,19 @@ class Decoding:
                 "data": {"path": str(Path(self.config.data.path).resolve())},
             },
         )
-        lines = hypothesis_lines(decoded.utterances, loaded.tokenizer, calibration, identity.audio)
+        seconds = frame_seconds(loaded.model.encoder)
+        lines = hypothesis_lines(
+            decoded.utterances,
+            loaded.tokenizer,
+            calibration,
+            identity.audio,
+            frame_seconds=seconds,
+        )
         delays = [
             (utterance.id, delay)
             for utterance in decoded.utterances
             for found in utterance.hypotheses[:1]
-            for delay in word_delays(found, utterance.spoken, loaded.tokenizer)
+            for delay in word_delays(found, utterance.spoken, loaded.tokenizer, seconds)
         ]
         stem = save_result(
             folder, measured, words, lines, languages=languages, delays=delay_lines(delays)

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 _HELP = """\
-SOURCE is the folder of a run, a model that `pruned-rnnt export --format torch` wrote, or an icefall
-checkpoint with its bpe.model or tokens.txt beside it (or finetune.tokens=FILE). DATA is a folder
-that `pruned-rnnt prepare` wrote.
+SOURCE is the folder of a run, a model that `pruned-rnnt export --format torch` wrote, an icefall
+checkpoint with its bpe.model or tokens.txt beside it (or finetune.tokens=FILE), or a .nemo archive
+or a folder of transformers. DATA is a folder that `pruned-rnnt prepare` wrote; for a .nemo archive,
+with --features waveform.
   pruned-rnnt finetune exp/adults data/children
   pruned-rnnt finetune exp/adults data/children data.old_path=data/adults data.old_share=0.25
   pruned-rnnt finetune epoch-30.pt data/calls finetune.vocabulary=extend finetune.freeze=[encoder]
+  pruned-rnnt finetune parakeet-rnnt-0.6b.nemo data/calls
 The same command, or `pruned-rnnt train RUN`, continues after an interruption.
 
 """

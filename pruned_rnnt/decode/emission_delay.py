@@ -1,6 +1,6 @@
 """How long after the end of a word a model emits its last symbol.
 
-The delay of a word is the end of the frame (40 ms) that emits its last symbol, minus the end of the
+The delay of a word is the end of the encoder frame that emits its last symbol, minus the end of the
 word in the audio; it is negative if the model knows the word before its end. Only correct words
 count. In a stream, a frame is decoded when its chunk has arrived, which adds the wait for the rest
 of the chunk.
@@ -17,7 +17,7 @@ import numpy as np
 
 from pruned_rnnt.data.input.batch import AlignedWord
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS, frame_seconds
 from pruned_rnnt.decode.scoring.error_statistics import align_words
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.word_times import word_spans
@@ -26,6 +26,8 @@ from pruned_rnnt.model.encoder_kinds import stream_encoder
 
 # The window of 25 ms of a feature frame ends this long after the start of the frame's 10 ms.
 _WINDOW_END = 0.0175
+# Files of earlier versions lack this field.
+_LENGTH = "frame_seconds"
 PERCENTILES = (50, 90, 95, 99)
 
 
@@ -34,6 +36,7 @@ class WordDelay(NamedTuple):
 
     frame: that emits its last symbol; end: of the word in the audio, in seconds.
     first, last: of its utterance.
+    frame_seconds: of an encoder frame.
     """
 
     word: str
@@ -41,10 +44,11 @@ class WordDelay(NamedTuple):
     end: float
     first: bool
     last: bool
+    frame_seconds: float = FRAME_SECONDS
 
     @property
     def seconds(self) -> float:
-        return (self.frame + 1) * FRAME_SECONDS - self.end
+        return (self.frame + 1) * self.frame_seconds - self.end
 
     def in_stream(self, encoder: StreamingEncoder) -> float:
         """The delay in seconds with the chunks of this encoder."""
@@ -71,7 +75,10 @@ def spoken_words(words: Sequence[AlignedWord], tokenizer: Tokenizer) -> list[Spo
 
 
 def word_delays(
-    found: Hypothesis, spoken: Sequence[AlignedWord], tokenizer: Tokenizer
+    found: Hypothesis,
+    spoken: Sequence[AlignedWord],
+    tokenizer: Tokenizer,
+    frame_seconds: float = FRAME_SECONDS,
 ) -> list[WordDelay]:
     """The delays of an utterance; empty if the times of its words are unknown."""
     references = spoken_words(spoken, tokenizer)
@@ -91,7 +98,8 @@ def word_delays(
         if place is None or frame is None or reference != hypothesis:
             continue
         word, end = references[place]
-        delays.append(WordDelay(word, frame, end, place == 0, place == len(references) - 1))
+        is_last = place == len(references) - 1
+        delays.append(WordDelay(word, frame, end, place == 0, is_last, frame_seconds))
     return delays
 
 
@@ -131,7 +139,7 @@ def summary_lines(
             encoder, *(size or usual for size, usual in zip(sizes, own, strict=True))
         )
         seconds = [delay.in_stream(stream) for delay in delays]
-        chunk = stream.chunk_size * FRAME_SECONDS
+        chunk = stream.chunk_size * frame_seconds(encoder)
         lines.append(f"in streams of {chunk:.2f} s chunks: {delay_line(seconds, *flags)}")
     return lines
 
@@ -156,7 +164,8 @@ def read_delays(path: Path) -> list[tuple[str, WordDelay]]:
     for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), 1):
         try:
             values = json.loads(line)
-            fields = {name: values[name] for name in WordDelay._fields}
+            fields = {name: values[name] for name in WordDelay._fields if name != _LENGTH}
+            fields[_LENGTH] = float(values.get(_LENGTH, FRAME_SECONDS))
             found.append((str(values["id"]), WordDelay(**fields)))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(

@@ -19,6 +19,7 @@ from typing import Any
 from pruned_rnnt.data.input.batch_identity import Audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
+from pruned_rnnt.decode.frame_times import FRAME_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import HeadPath
@@ -30,14 +31,16 @@ def hypothesis_lines(
     tokenizer: Tokenizer,
     calibration: Calibration | None = None,
     audio: Mapping[str, Audio] | None = None,
+    frame_seconds: float = FRAME_SECONDS,
 ) -> Iterator[dict[str, Any]]:
     """The line of each utterance, in their order.
 
     Args:
         calibration: of the model.
         audio: of the utterances, by id.
+        frame_seconds: of an encoder frame.
     """
-    names = tokenizer.symbols
+    shared: dict[str, Any] = {"names": tokenizer.symbols, "frame_seconds": frame_seconds}
     for utterance in utterances:
         found = (audio or {}).get(utterance.id)
         yield {
@@ -46,7 +49,7 @@ def hypothesis_lines(
             **_languages(utterance),
             **({"audio": found._asdict()} if found is not None else {}),
             "hypotheses": [
-                {"text": text, **_details(hypothesis, head, names, tokenizer, calibration)}
+                {"text": text, **_details(hypothesis, head, tokenizer, calibration, **shared)}
                 for text, hypothesis, head in zip(
                     utterance.texts, utterance.hypotheses, utterance.heads, strict=True
                 )
@@ -62,12 +65,20 @@ def _languages(utterance: Decoded) -> dict[str, str]:
 def _details(
     found: Hypothesis,
     head: HeadPath | None,
-    names: list[str],
     tokenizer: Tokenizer,
     calibration: Calibration | None,
+    *,
+    names: list[str],
+    frame_seconds: float,
 ) -> dict[str, Any]:
     tokens = timed_tokens(
-        names, found.symbols, found.frames, found.symbol_scores, head, durations=found.durations
+        names,
+        found.symbols,
+        found.frames,
+        found.symbol_scores,
+        head,
+        durations=found.durations,
+        frame_seconds=frame_seconds,
     )
     words = timed_words(tokenizer, tokens, calibration=calibration)
     return {

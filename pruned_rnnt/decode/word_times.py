@@ -23,7 +23,7 @@ _PAUSE_SECONDS = 0.15
 class TimedToken(NamedTuple):
     """A symbol, and the start and end of its frame, or of its frames, in seconds.
 
-    Symbols of one frame share its 40 ms in equal parts, so that times never decrease.
+    Symbols of one frame share its time in equal parts, so that times never decrease.
 
     symbol, token: its id and name.
     log_prob: of the symbol on the path of the search; head_log_prob: by the CTC head, if there is
@@ -74,6 +74,7 @@ def timed_tokens(
     *,
     durations: Sequence[int] = (),
     begin: float = 0.0,
+    frame_seconds: float = FRAME_SECONDS,
 ) -> tuple[TimedToken, ...]:
     """The tokens of a path.
 
@@ -85,6 +86,7 @@ def timed_tokens(
         durations: frames by which each symbol advances, of a model with durations: the symbol lasts
             until the frame on which it lands. Not used with a head.
         begin: seconds at the first frame.
+        frame_seconds: of an encoder frame.
     """
     frames = frames if head is None else head.frames
     lasting = durations if durations and head is None else [1] * len(frames)
@@ -103,8 +105,8 @@ def timed_tokens(
             TimedToken(
                 symbol,
                 names[symbol],
-                _seconds(frame + index / share, begin),
-                _seconds(end, begin),
+                _seconds((frame + index / share) * frame_seconds, begin),
+                _seconds(end * frame_seconds, begin),
                 log_probs[position],
                 None if head is None else head.log_probs[position],
             )
@@ -212,8 +214,8 @@ def worst_scores(tokens: Sequence[TimedToken]) -> tuple[float, float | None]:
     return min(token.log_prob for token in tokens), min(heads) if heads else None
 
 
-def _seconds(frame: float, begin: float) -> float:
-    seconds = round(frame * FRAME_SECONDS, 4)
+def _seconds(seconds: float, begin: float) -> float:
+    seconds = round(seconds, 4)
     return round(begin + seconds, 4) if begin else seconds
 
 

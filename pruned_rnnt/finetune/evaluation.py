@@ -158,7 +158,13 @@ class Evaluation:
         # Language models and hotwords are tied to the vocabulary that they were made for.
         search = dataclasses.replace(self.config.decode, fusion=FusionConfig())
         ranks = self.ranks
-        data = DataModule(config, rank=ranks.rank, world_size=ranks.world_size, tokenizer=tokenizer)
+        data = DataModule(
+            config,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            tokenizer=tokenizer,
+            kind=self.config.feature_kind,
+        )
         # Starting workers draws from torch's generator.
         with torch.random.fork_rng(devices=[]):
             decoded = decode_set(model, data.test_loader(each.split), tokenizer, search)

@@ -30,6 +30,8 @@ from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
 # Past the end of all encoder schedules, which are for random parameters and harm trained ones.
 _STEPS_BEFORE = 100_000.0
+_KEPT_HEAD = "that of the source"
+_DROPPED_HEAD = "that of the source is dropped, because loss.ctc_scale is 0"
 
 
 class FinetuneTask(SpeechTask):
@@ -65,16 +67,16 @@ class FinetuneTask(SpeechTask):
         """Check that all data fit the source; returns the vocabulary."""
         config = self.config
         check_model((source.model.config, source.model.loss_config), (config.model, config.loss))
-        bins = source.model.config.encoder.num_mel_bins
+        kind = source.config.feature_kind
         data = config.data
-        new = check_data(data, data.path, bins, (data.train, data.valid))
+        new = check_data(data, data.path, kind, (data.train, data.valid))
         tokenizer = _data_tokenizer(data.path, config.finetune.vocabulary, source)
         vocabulary = choose_vocabulary(
             config.finetune.vocabulary, source.tokenizer, tokenizer, new.texts
         )
         check_coverage(vocabulary, new.texts, new.path)
         if data.old_path and data.old_share > 0:
-            old = check_data(data, data.old_path, bins, (data.train,))
+            old = check_data(data, data.old_path, kind, (data.train,))
             check_coverage(vocabulary, old.texts, old.path)
         self._change = vocabulary.change
         self._notes = [f"fine-tuning of {source.name}", vocabulary.describe()]
@@ -89,6 +91,9 @@ class FinetuneTask(SpeechTask):
         model.steps_before = _STEPS_BEFORE
         if self.source is not None:
             random = transfer_parameters(self.source.model, model, self._change)
+            if self.source.model.ctc_head is not None:
+                kept = model.ctc_head is not None
+                self._notes.append(f"CTC head: {_KEPT_HEAD if kept else _DROPPED_HEAD}")
             if random:
                 self._notes.append(f"not in the source, initialised at random: {', '.join(random)}")
         if config.freeze:

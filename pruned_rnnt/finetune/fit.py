@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.config.load import ConfigError, differences, to_dict
+from pruned_rnnt.data.audio.feature_kinds import FeatureKind
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.filters import cut_text
@@ -21,6 +22,7 @@ from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 # Utterances of each split that are checked.
 _MOST_CUTS = 10_000
 _FRAME_SHIFT = 0.01
+_WAVEFORM = "set data.features=waveform and prepare the data with --features waveform"
 # Settings that may differ from the source's: they change training, but not what parameters mean.
 _FREE_MODEL_KEYS = (
     "encoder.dropout",
@@ -73,12 +75,12 @@ def check_model(
         )
 
 
-def check_data(config: DataConfig, path: str, num_mel_bins: int, splits: Iterable[str]) -> Texts:
+def check_data(config: DataConfig, path: str, kind: FeatureKind, splits: Iterable[str]) -> Texts:
     """Check the features of a prepared folder; returns its texts.
 
     Args:
         path: the folder.
-        num_mel_bins: F of the source.
+        kind: the features of the source.
         splits: the splits to read.
 
     Raises:
@@ -89,17 +91,20 @@ def check_data(config: DataConfig, path: str, num_mel_bins: int, splits: Iterabl
     texts: list[str] = []
     for split in splits:
         for cut in islice(folder.cuts(split, lazy=True), _MOST_CUTS):
-            problem = _problem(cut, config.features, num_mel_bins)
+            problem = _problem(cut, config.features, kind)
             if problem:
                 raise ConfigError(f"{path}: {cut.id} of {split} {problem}")
             texts.append(cut_text(cut))
     return Texts(path=path, texts=tuple(texts))
 
 
-def _problem(cut: Any, features: str, num_mel_bins: int) -> str:
+def _problem(cut: Any, features: str, kind: FeatureKind) -> str:
     """Why the source cannot use the features of a cut; empty if it can."""
-    if features == "samples":
-        return ""  # ExperimentConfig compares it with the encoder
+    num_mel_bins = kind.num_mel_bins
+    if kind.needs_samples:
+        if features == "stored":
+            return f"has stored features, and the source needs those of {kind.name}: " + _WAVEFORM
+        return "" if cut.has_recording else f"has no recording: {_WAVEFORM}"
     if features == "waveform":
         if num_mel_bins != FEATURE_DIM:
             return (

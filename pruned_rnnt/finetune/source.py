@@ -1,4 +1,4 @@
-"""Load the model that fine-tuning starts from: a run, a model file, or an icefall checkpoint."""
+"""Load the model that fine-tuning starts from: a run, a model file, or one of another toolkit."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pruned_rnnt.config.load import ConfigError, load_config
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.export import model_file
 from pruned_rnnt.interop.icefall.imported_run import read_run
+from pruned_rnnt.interop.nemo import imported_run as nemo
+from pruned_rnnt.interop.nemo.source_files import WEIGHTS
 from pruned_rnnt.licences.chain import Chain, Licence, Origin, chain_of_weights
 from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -50,8 +54,8 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
 
     Args:
         path: the folder of a run, one of its checkpoints, a file or folder that `pruned-rnnt
-            export --format torch` wrote, an icefall checkpoint, or the name of a repository of the
-            hub with one of these.
+            export --format torch` wrote, an icefall checkpoint, a `.nemo` archive, a folder of
+            transformers, or the name of a repository of the hub with one of these.
         config: which checkpoint of a run, and the tokens of an icefall checkpoint.
 
     Raises:
@@ -84,6 +88,8 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
         raise ConfigError(
             f"train.init={path}: ONNX files cannot be trained; name the run or its model.pt"
         )
+    if found.kind == "nemo":
+        return _nemo(found.path, source)
     return _icefall(found, source, trust=config.trust)
 
 
@@ -114,7 +120,10 @@ def _model_file(path: Path, file: Path, source: str) -> Source:
     loaded = model_file.load_model(file)
     is_zipformer = loaded.model.config.encoder.kind == "zipformer"
     training = load_config(ExperimentConfig, None, _ZIPFORMER_TRAINING if is_zipformer else ())
+    features = loaded.model.config.encoder.features
+    filters = FilterConfig(subsampling_factor=loaded.model.encoder.subsampling_factor)
     config = ExperimentConfig(
+        data=DataConfig(features="stored" if features == "fbank" else "waveform", filters=filters),
         model=loaded.model.config,
         loss=loaded.model.loss_config,
         optimiser=training.optimiser,
@@ -140,4 +149,16 @@ def _icefall(found: FoundModel, source: str, *, trust: bool) -> Source:
         tokenizer=run.tokenizer,
         config=run.config,
         origins=chain_of_weights(path, source=source),
+    )
+
+
+def _nemo(path: Path, source: str) -> Source:
+    run = nemo.read_run(path, Path("exp/nemo"))
+    weights = path if path.is_file() else path / WEIGHTS
+    return Source(
+        name=path.resolve().stem,
+        model=run.model,
+        tokenizer=run.tokenizer,
+        config=run.config,
+        origins=chain_of_weights(weights, source=source),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
@@ -25,14 +25,15 @@ class EncoderConfig:
     kind: conformer, fastconformer, zipformer, transformers, or the name of an encoder that
         `register_encoder` has added.
     num_mel_bins: mel bins of the features; `pruned-rnnt prepare` computes 80.
+    features: `fbank` are those of `pruned-rnnt prepare`; `nemo` those of NeMo's models, and
+        `samples` the samples themselves, 160 a frame; both come from recordings
+        (data.features=waveform).
     causal: the encoder uses future frames only within a chunk, and can transcribe live audio.
     """
 
-    # Feature frames are rows of 160 samples instead of log-mel energies.
-    takes_samples: ClassVar[bool] = False
-
     kind: str
     num_mel_bins: int = 80
+    features: Literal["fbank", "nemo", "samples"] = "fbank"
     causal: bool = False
 
     @property

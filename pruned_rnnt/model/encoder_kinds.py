@@ -65,20 +65,6 @@ def register_encoder(
     ENCODER_CONFIGS[name] = config
 
 
-def check_frame_rate(config: EncoderConfig) -> None:
-    """Raise ValueError for an encoder whose frames do not have the 40 ms of the commands' times.
-
-    Raises:
-        ValueError: the encoder is a FastConformer.
-    """
-    if isinstance(config, FastConformerConfig):
-        raise ValueError(
-            "model.encoder.kind is fastconformer, which the commands and pruned_rnnt.load do not "
-            "support: its frames are 80 ms. In Python, "
-            "pruned_rnnt.interop.nemo.imported_model.import_model reads such models"
-        )
-
-
 def build_encoder(config: EncoderConfig) -> Encoder:
     """Build the encoder of a configuration, with random parameters."""
     return _ENCODERS[config.kind].module(config)

@@ -31,8 +31,6 @@ from pruned_rnnt.model.striding_subsampling import STRIDING_FACTOR, StridingSubs
 class FastConformerConfig(ConformerSettings):
     """Sizes and behaviour of the encoder; its frames are 80 ms, after subsampling by eight.
 
-    Models that are imported in Python have it; the commands do not support it.
-
     convolution_norm: normalisation in the convolution modules: `batch` over the frames of a
         training batch, or `layer` over the channels of a frame.
     bias: whether linear layers and convolutions of the layers have biases.
@@ -48,6 +46,7 @@ class FastConformerConfig(ConformerSettings):
     feedforward_dim: int = 2048
     kernel_size: int = 9
     subsampling_channels: int = 256
+    features: Literal["fbank", "nemo"] = "nemo"
     feature_norm: FeatureNorm = "bins"
     chunk_size: int = 14
     left_chunks: int | None = 5

@@ -1,9 +1,11 @@
-"""Find out what kind of model is at a path: a run, a model file, an ONNX folder, an icefall model.
+"""Find out what kind of model is at a path: a run, a model file, an ONNX folder, an icefall model,
+a model of NeMo or transformers.
 
 run       a folder with config.yaml, or a checkpoint in one
 file      model.pt of `pruned-rnnt export --format torch`, or its folder
 onnx      a folder of `pruned-rnnt export --format onnx`
 icefall   a .pt file of icefall's Zipformer recipe with bpe.model or tokens.txt, or their folder
+nemo      a .nemo archive, or a folder of transformers with config.json
 """
 
 from __future__ import annotations
@@ -27,10 +29,6 @@ _TOKEN_FOLDERS = (".", "..", "data/lang*", "../data/lang*")
 _PRETRAINED = "pretrained.pt"
 _NUMBERED = re.compile(r"(epoch|checkpoint)-\d+\.pt")
 _SHOWN_NAMES = 8
-_OF_NEMO = (
-    "{} is {}, which the commands and pruned_rnnt.load do not support: in Python, "
-    "pruned_rnnt.interop.nemo.imported_model.import_model reads it"
-)
 
 
 class NoModelError(UsageError):
@@ -41,13 +39,13 @@ class NoModelError(UsageError):
 class FoundModel:
     """A model that was found.
 
-    path: of a run, its folder; of a model file or icefall checkpoint, the file; of an ONNX export,
-        the folder.
+    path: of a run, its folder; of a model file, icefall checkpoint or NeMo archive, the file; of an
+        ONNX export or a model of transformers, the folder.
     checkpoint: of a run: the checkpoint that was named; None for that of the run's settings.
     tokens: of an icefall model: bpe.model or tokens.txt.
     """
 
-    kind: Literal["run", "file", "onnx", "icefall"]
+    kind: Literal["run", "file", "onnx", "icefall", "nemo"]
     path: Path
     checkpoint: Path | None = None
     tokens: Path | None = None
@@ -67,7 +65,7 @@ def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
     if not path.is_file():
         raise NoModelError(f"neither a run nor an exported model at {path}: it does not exist")
     if path.suffix == ".nemo":
-        raise NoModelError(_OF_NEMO.format(path, "a NeMo archive"))
+        return FoundModel(kind="nemo", path=path)
     kind = _format_of(path)
     if kind == model_file.FORMAT:
         return FoundModel(kind="file", path=path)
@@ -81,7 +79,8 @@ def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
     if path.suffix != ".pt":
         raise NoModelError(
             f"{path} is not a model file: pass a run, a model.pt of `pruned-rnnt export --format "
-            "torch`, a folder of `--format onnx`, or an icefall .pt file with its tokens beside it"
+            "torch`, a folder of `--format onnx`, an icefall .pt file with its tokens beside it, "
+            "or a .nemo archive"
         )
     tokens = tokens or _tokens_near(path)
     if tokens is None and not _is_icefall_name(path.name):
@@ -98,13 +97,13 @@ def _in_folder(folder: Path, tokens: Path | None) -> FoundModel:
         return FoundModel(kind="onnx", path=folder)
     found = _icefall_checkpoint(folder)
     if found is None and (folder / "config.json").is_file():
-        raise NoModelError(_OF_NEMO.format(folder, "a folder of transformers"))
+        return FoundModel(kind="nemo", path=folder)
     if found is None:
         raise NoModelError(
             f"no model in {folder}, which has {_names_in(folder)}. Needed: config.yaml (a run), "
             f"{model_file.FILE_NAME} (pruned-rnnt export --format torch), {SETTINGS_NAME} with "
             "*.onnx files (--format onnx), or pretrained.pt or epoch-N.pt of icefall with "
-            f"{' or '.join(TOKEN_FILES)}"
+            f"{' or '.join(TOKEN_FILES)}, or config.json of transformers"
         )
     return _icefall(found, tokens or _tokens_near(found))
 

@@ -1,4 +1,4 @@
-"""`pruned_rnnt.load`: a recogniser from a run, a model file, an ONNX folder or an icefall model.
+"""`pruned_rnnt.load`: a recogniser from a run, a model file, an ONNX folder, or a model of others.
 
 Imports within functions are deliberate: loading must not wait for what the model does not need.
 """
@@ -82,6 +82,13 @@ def _load_torch(found: FoundModel, settings: Sequence[str]) -> tuple[ModelFile, 
         parts = ModelFile(loaded.model, loaded.tokenizer, p99_duration, calibration)
         return parts, config.decode
     decode = load_config(ExperimentConfig, None, settings).decode if settings else DecodeConfig()
+    if found.kind == "nemo":
+        from pruned_rnnt.interop.nemo.imported_run import read_run as read_nemo
+
+        imported = read_nemo(found.path, Path("exp/nemo"), settings)
+        set_chunks(imported.model, imported.config.decode)
+        parts = ModelFile(imported.model, imported.tokenizer, None, None)
+        return parts, imported.config.decode
     if found.kind == "file":
         parts = model_file.load_model(found.path)
     else:

@@ -16,7 +16,7 @@ from pruned_rnnt.align.picture import draw_utterance
 from pruned_rnnt.data.audio.recordings import last_line
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.diagnostics.labels import drawn_by_browser
 from pruned_rnnt.diagnostics.utterance_figure import spectrogram_figure
@@ -45,7 +45,7 @@ class UtterancePictures:
     def __init__(self, config: ExperimentConfig, result: ResultFile) -> None:
         self.model: TransducerModel | None = None
         self.problem = ""
-        self.features = config.data.features
+        self.stored, self.kind = config.data.features == "stored", config.feature_kind
         self.tokenizer = run_tokenizer(config.folder)
         checkpoint = _checkpoint_of(config, result)
         if checkpoint is None:
@@ -74,9 +74,9 @@ class UtterancePictures:
     def _draw(self, utterance: ScoredUtterance, cut: Any) -> Figure:
         dataset = SpeechDataset(
             self.tokenizer,
-            stored=self.features == "stored",
+            stored=self.stored,
             # A picture without the model shows log-mel energies.
-            samples=self.features == "samples" and self.model is not None,
+            kind=self.kind if self.model is not None else FBANK,
             augmenter=None,
             bad_audio="stop",
         )
@@ -84,7 +84,7 @@ class UtterancePictures:
         if self.model is None:
             words = [(word.word, word.start) for word in utterance.words]
             return spectrogram_figure(batch.features_NTF[0], FEATURE_SECONDS, words)
-        hypothesis = _hypothesis(utterance, self.tokenizer)
+        hypothesis = _hypothesis(utterance, self.tokenizer, frame_seconds(self.model.encoder))
         figure = draw_utterance(self.model, self.tokenizer, batch, hypothesis)
         figure.suptitle("")  # the page has the texts
         return figure
@@ -108,7 +108,9 @@ def _of_model(result: ResultFile) -> dict[str, Any]:
     return {name: settings[name] for name in names if name in settings}
 
 
-def _hypothesis(utterance: ScoredUtterance, tokenizer: Tokenizer) -> Hypothesis | None:
+def _hypothesis(
+    utterance: ScoredUtterance, tokenizer: Tokenizer, frame: float
+) -> Hypothesis | None:
     """The symbols of the result file at their frames; None if they are unknown."""
     ids = {name: symbol for symbol, name in enumerate(tokenizer.symbols)}
     if not utterance.tokens or any(token.name not in ids for token in utterance.tokens):
@@ -116,7 +118,7 @@ def _hypothesis(utterance: ScoredUtterance, tokenizer: Tokenizer) -> Hypothesis 
     return Hypothesis(
         symbols=tuple(ids[token.name] for token in utterance.tokens),
         # Symbols that share a frame have start times within it; 1e-3 allows for rounded times.
-        frames=tuple(int(token.start / FRAME_SECONDS + 1e-3) for token in utterance.tokens),
+        frames=tuple(int(token.start / frame + 1e-3) for token in utterance.tokens),
         score=sum(token.log_prob for token in utterance.tokens),
         symbol_scores=tuple(token.log_prob for token in utterance.tokens),
     )

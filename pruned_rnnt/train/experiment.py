@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pruned_rnnt.data.audio.feature_kinds import FeatureKind
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.model.encoder_kinds import check_frame_rate
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.train.card_config import CardConfig
 from pruned_rnnt.train.engine.train_config import TrainConfig
@@ -53,22 +53,25 @@ class ExperimentConfig:
 
     def _check_features(self) -> None:
         """Raise ValueError if the encoder reads other features than `data` has."""
-        encoder, features = self.model.encoder, self.data.features
-        if encoder.takes_samples and features != "samples":
+        features = self.model.encoder.features
+        if features != "fbank" and self.data.features != "waveform":
             raise ValueError(
-                f"data.features is {features}, but model.encoder.kind={encoder.kind} reads "
-                "samples: set data.features=samples"
+                f"model.encoder.features is {features} and data.features is {self.data.features}: "
+                "such features are computed from recordings, so set data.features=waveform (and "
+                "prepare the data with --features waveform)"
             )
-        if features == "samples" and not encoder.takes_samples:
-            raise ValueError(
-                f"data.features is samples, but model.encoder.kind={encoder.kind} reads log-mel "
-                "energies: set data.features to stored or waveform"
-            )
-        if features == "samples" and self.loss.cr_ctc_scale > 0:
-            raise ValueError(
-                f"loss.cr_ctc_scale is {self.loss.cr_ctc_scale}, whose two views differ in their "
-                "SpecAugment masks, but data.features=samples has none: set loss.cr_ctc_scale=0"
-            )
+        if features == "samples":
+            self.data.check_unchanged_samples()
+            if self.loss.cr_ctc_scale > 0:
+                raise ValueError(
+                    f"loss.cr_ctc_scale is {self.loss.cr_ctc_scale}, whose two views differ in "
+                    "their SpecAugment masks, but samples have none: set loss.cr_ctc_scale=0"
+                )
+
+    @property
+    def feature_kind(self) -> FeatureKind:
+        """The features of the model."""
+        return FeatureKind(self.model.encoder.features, self.model.encoder.num_mel_bins)
 
     @property
     def folder(self) -> Path:

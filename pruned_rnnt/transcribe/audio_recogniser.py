@@ -15,11 +15,13 @@ from typing import overload
 import torch
 from torch import Tensor
 
+from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.system.openmp import sharing_processors
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.batch_input import BatchInput
@@ -93,7 +95,7 @@ class AudioRecogniser(ABC):
         """Start a live stream. Any number of streams are decoded together by `step`.
 
         Args:
-            chunk, left: encoder frames (40 ms) of a chunk, and of its left context; 0 for the
+            chunk, left: encoder frames of a chunk, and of its left context; 0 for the
                 values that the model was trained with.
             endpoints: when texts become final.
 
@@ -214,8 +216,8 @@ class AudioRecogniser(ABC):
                 sampling_rate,
                 lengths,
                 self._new_detector,
-                with_samples=self.takes_samples,
                 on_seconds=on_seconds,
+                keeps_samples=self._feature_kind.needs_samples,
             )
             for each in audio
         )
@@ -233,17 +235,27 @@ class AudioRecogniser(ABC):
         with_words: bool,
     ) -> Iterator[Transcription | Exception]:
         """The same for readers, each with its segments."""
-        decoder = BatchDecoder(self._best_paths, self._device, self._least_frames)
+        decoder = BatchDecoder(
+            self._best_paths,
+            self._device,
+            self._least_frames,
+            frame_step=self._frame_step,
+            needs_samples=self._feature_kind.needs_samples,
+        )
         batches = SegmentBatches(
             decoder,
             self.batch_seconds / FEATURE_SECONDS,
             with_words=with_words,
             lost_speech=self._segments.lost_speech,
-            with_samples=self.takes_samples,
         )
         for reader, parts in recordings:
             recording = batches.start(
-                JoinedPath(self.tokenizer, self._calibration, with_words=with_words)
+                JoinedPath(
+                    self.tokenizer,
+                    self._calibration,
+                    with_words=with_words,
+                    frame_seconds=self._frame_step * FEATURE_SECONDS,
+                )
             )
             remaining = iter(parts)
             while True:
@@ -264,7 +276,8 @@ class AudioRecogniser(ABC):
         """Transcribe log-mel features (T, F).
 
         Raises:
-            ValueError: the detector is `silero`, which needs samples, or the model's encoder.
+            ValueError: the detector is `silero`, or model.encoder.features is not `fbank`, which
+                need samples.
         """
         if self._segments.detector == "silero":
             raise ValueError("the detector silero needs samples: call transcribe, or use energy")
@@ -277,14 +290,25 @@ class AudioRecogniser(ABC):
         return SileroDetector() if self._segments.detector == "silero" else EnergyDetector()
 
     @property
-    def takes_samples(self) -> bool:
-        """Whether the encoder reads samples instead of log-mel energies."""
-        return self.model is not None and self.model.encoder.config.takes_samples
-
-    @property
     def _least_frames(self) -> int:
         """Feature frames that a segment needs."""
-        return 1 if self.model is None else self.model.encoder.receptive_field
+        if self.model is None:
+            return 1
+        # Features of another kind may be a frame shorter than those that segments are counted in.
+        return self.model.encoder.receptive_field + int(self._feature_kind.needs_samples)
+
+    @property
+    def _frame_step(self) -> int:
+        """Feature frames of an output frame."""
+        return SUBSAMPLING_FACTOR if self.model is None else self.model.encoder.subsampling_factor
+
+    @property
+    def _feature_kind(self) -> FeatureKind:
+        """The features of the model; segments are found by those of `fbank`."""
+        if self.model is None:
+            return FBANK
+        config = self.model.config.encoder
+        return FeatureKind(config.features, config.num_mel_bins)
 
     @property
     def _device(self) -> torch.device:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.data.audio.features import batch_features, frame_count
-from pruned_rnnt.data.audio.sample_rows import log_mel_part, with_sample_rows
+from pruned_rnnt.data.audio.features import FRAME_SAMPLES, batch_features, frame_count
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.system.host_copy import to_device
 from pruned_rnnt.transcribe.lost_speech import Stretch
@@ -29,15 +29,16 @@ _PADDING = BatchPadding(frame_step=32, steps=32)
 class BatchInput(NamedTuple):
     """A batch on the device.
 
-    features_NTF: float32, zeros beyond the lengths; with samples, (N, T, F + R) of
-        `with_sample_rows`.
+    features_NTF: float32, zeros beyond the lengths.
     lengths_N: int64 frames of each utterance.
     is_silent_N: bool: a whole recording of digital silence.
+    samples: (S,) of each utterance on the CPU; empty unless they were asked for.
     """
 
     features_NTF: Tensor
     lengths_N: Tensor
     is_silent_N: Tensor
+    samples: Sequence[FloatArray | Pcm16Array] = ()
 
 
 def part_frames(part: Segment | WholeRecording) -> int:
@@ -48,9 +49,12 @@ def part_frames(part: Segment | WholeRecording) -> int:
 
 
 def batch_input(
-    parts: Sequence[Segment | WholeRecording], device: torch.device, *, with_samples: bool = False
+    parts: Sequence[Segment | WholeRecording],
+    device: torch.device,
+    *,
+    needs_samples: bool = False,
 ) -> BatchInput:
-    """The batch of `parts`, in their order; segments have samples already."""
+    """The batch of `parts`, in their order; with `samples` if they are needed."""
     lengths = [part_frames(part) for part in parts]
     frames = max(lengths)
     if device.type == "cuda":
@@ -59,9 +63,8 @@ def batch_input(
     others = [n for n, part in enumerate(parts) if isinstance(part, Segment)]
     found = []
     if whole:
-        samples = [part.samples_S for part in parts if isinstance(part, WholeRecording)]
-        features_NTF = batch_features(samples, device, frames)[0]
-        found.append(with_sample_rows(features_NTF, samples) if with_samples else features_NTF)
+        recordings = [part.samples_S for part in parts if isinstance(part, WholeRecording)]
+        found.append(batch_features(recordings, device, frames)[0])
     if others:
         segments = [part.features_TF for part in parts if isinstance(part, Segment)]
         found.append(_padded(segments, frames, device))
@@ -70,14 +73,15 @@ def batch_input(
         order_N = torch.tensor([*whole, *others]).argsort()
         features_NTF = features_NTF[to_device(order_N, device)]
     lengths_N = to_device(torch.tensor(lengths), device)
-    silent_NT = is_digital_silence(log_mel_part(features_NTF).flatten(0, 1)).view(-1, frames)
+    silent_NT = is_digital_silence(features_NTF.flatten(0, 1)).view(-1, frames)
     if min(lengths) < frames:
         beyond_NT = torch.arange(frames, device=device) >= lengths_N[:, None]
         features_NTF = features_NTF.masked_fill(beyond_NT[:, :, None], 0.0)
         silent_NT = silent_NT | beyond_NT
     is_whole_N = torch.tensor([isinstance(part, WholeRecording) for part in parts])
     is_silent_N = silent_NT.all(dim=1) & to_device(is_whole_N, device)
-    return BatchInput(features_NTF, lengths_N, is_silent_N)
+    samples = [part.samples_S for part in parts] if needs_samples else ()
+    return BatchInput(features_NTF, lengths_N, is_silent_N, samples)
 
 
 def parts_of_batch(
@@ -95,7 +99,13 @@ def parts_of_batch(
     padded_NTF = nn.utils.rnn.pad_sequence(features, batch_first=True)
     padded_NTF = nn.functional.pad(padded_NTF, (0, 0, 0, frames - padded_NTF.size(1)))
     lengths_N = to_device(torch.tensor(lengths), device)
-    return BatchInput(padded_NTF, lengths_N, torch.zeros_like(lengths_N, dtype=torch.bool))
+    samples = [
+        batch.samples[row][begin * FRAME_SAMPLES : end * FRAME_SAMPLES]
+        for row, (begin, end) in parts
+        if batch.samples
+    ]
+    silent_N = torch.zeros_like(lengths_N, dtype=torch.bool)
+    return BatchInput(padded_NTF, lengths_N, silent_N, samples)
 
 
 def _padded(segments: Sequence[Tensor], frames: int, device: torch.device) -> Tensor:

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import torch
 
-from pruned_rnnt.data.audio.sample_rows import log_mel_part
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.system.host_copy import HostCopy
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.transcribe.batch_input import (
@@ -62,12 +62,16 @@ class BatchDecoder(NamedTuple):
     best_paths: called with a batch and whether the paths of the CTC head are needed; makes the best
         paths, and yields before it waits for the device.
     device: where it decodes.
-    least_frames: feature frames of an output frame; shorter segments have no path.
+    least_frames: feature frames that a segment needs; shorter segments have no path.
+    frame_step: feature frames of an output frame.
+    needs_samples: whether the batches need samples, because the model has features of its own.
     """
 
     best_paths: Callable[[BatchInput, bool], Generator[None, None, BestPaths]]
     device: torch.device
     least_frames: int
+    frame_step: int = SUBSAMPLING_FACTOR
+    needs_samples: bool = False
 
 
 class _Waiting(NamedTuple):
@@ -98,7 +102,6 @@ class SegmentBatches:
         most_frames: feature frames of a batch, with padding; 0: each segment by itself, at once.
         with_words: whether words are wanted.
         lost_speech: see `SegmentConfig`.
-        with_samples: whether the decoder needs samples behind the features.
     """
 
     def __init__(
@@ -108,13 +111,11 @@ class SegmentBatches:
         *,
         with_words: bool,
         lost_speech: LostSpeech = "ignore",
-        with_samples: bool = False,
     ) -> None:
         self._decoder = decoder
         self._most_frames = most_frames
         self._with_words = with_words
         self._lost_speech = lost_speech
-        self._with_samples = with_samples
         self._recordings: deque[RecordingPath] = deque()
         self._waiting: list[_Waiting] = []
         self._frames = 0
@@ -245,18 +246,18 @@ class SegmentBatches:
     ) -> Generator[None, None, list[DecodedSegment | None]]:
         """The best path of each segment; None for digital silence."""
         parts = [item.part for item in batch]
-        found = batch_input(parts, self._decoder.device, with_samples=self._with_samples)
+        found = batch_input(parts, self._decoder.device, needs_samples=self._decoder.needs_samples)
         checks_speech = self._lost_speech != "ignore"
         flags = [found.is_silent_N]
         if checks_speech:
-            flags.append(loudest_nearby(log_mel_part(found.features_NTF)))
+            flags.append(loudest_nearby(found.features_NTF))
         copy = HostCopy(flags)
         # Segments of a long recording are joined by the times of their words.
         with_heads = (
             self._with_words or checks_speech or any(isinstance(part, Segment) for part in parts)
         )
         best = yield from self._decoder.best_paths(found, with_heads)
-        paths = [FoundPath(*path) for path in best]
+        paths = [FoundPath(*path, self._decoder.frame_step) for path in best]
         is_silent_N, *loudest_NT = copy.tensors()
         places = [_place(item) for item in batch]
         found_marks: list[list[Mark]] = [[] for _ in batch]
@@ -265,15 +266,15 @@ class SegmentBatches:
                 row
                 for row, place in enumerate(places)
                 if not is_silent_N[row]
-                and may_need_marks(loudest_NT[0][row, : place.frames], paths[row].symbol_frames)
+                and may_need_marks(loudest_NT[0][row, : place.frames], paths[row].symbol_places)
             ]
             speech = yield from self._speech(found, rows, places)
             if self._lost_speech == "retry":
                 paths = yield from self._retried(found, paths, speech)
             for row, own in speech.items():
-                found_marks[row] = marks(own, paths[row].symbol_frames, places[row].begin)
+                found_marks[row] = marks(own, paths[row].symbol_places, places[row].begin)
         return [
-            None if silent else DecodedSegment(*path, place, own)
+            None if silent else DecodedSegment(path.hypothesis, path.head, place, own)
             for silent, path, place, own in zip(
                 is_silent_N.tolist(), paths, places, found_marks, strict=True
             )
@@ -286,7 +287,7 @@ class SegmentBatches:
         if not rows:
             return {}
         parts = parts_of_batch(batch, [(row, Stretch(0, places[row].frames)) for row in rows])
-        copy = HostCopy([speech_frames(log_mel_part(parts.features_NTF), parts.lengths_N)])
+        copy = HostCopy([speech_frames(parts.features_NTF, parts.lengths_N)])
         yield
         (speech_NT,) = copy.tensors()
         return {
@@ -300,9 +301,9 @@ class SegmentBatches:
         """The paths, after speech that has no text in them was decoded by itself."""
         results = list(paths)
         retries = [
-            _Retry(row, gap, part_to_retry(gap, own[-1].end))
+            _Retry(row, gap, part_to_retry(gap, own[-1].end, self._decoder.frame_step))
             for row, own in speech.items()
-            for gap in without_text(own, paths[row].symbol_frames)
+            for gap in without_text(own, paths[row].symbol_places)
         ]
         retries.sort(key=lambda retry: retry.frames)
         most = batch.features_NTF.shape[:2].numel()
@@ -317,7 +318,10 @@ class SegmentBatches:
             )
             for retry, path in zip(now, found, strict=True):
                 results[retry.row] = with_retried(
-                    results[retry.row], retry.gap, retry.part, FoundPath(*path)
+                    results[retry.row],
+                    retry.gap,
+                    retry.part,
+                    FoundPath(*path, self._decoder.frame_step),
                 )
         return results
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import HeadPath
@@ -40,6 +40,7 @@ class JoinedPath:
 
     Args:
         with_words: whether words are wanted.
+        frame_seconds: of an encoder frame.
 
     Attributes:
         score: sum of the scores of all segments.
@@ -47,13 +48,19 @@ class JoinedPath:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, calibration: Calibration | None = None, *, with_words: bool
+        self,
+        tokenizer: Tokenizer,
+        calibration: Calibration | None = None,
+        *,
+        with_words: bool,
+        frame_seconds: float = FRAME_SECONDS,
     ) -> None:
         self.score = 0.0
         self.marks: list[Mark] = []
         self._tokenizer = tokenizer
         self._calibration = calibration
         self._with_words = with_words
+        self._frame_seconds = frame_seconds
         self._symbols: list[int] = []
         self._parts: list[WordPart] = []
         # The path since the last pause: that of one segment, or tokens. Where its audio begins and
@@ -138,6 +145,7 @@ class JoinedPath:
                 head,
                 durations=found.durations,
                 begin=begin,
+                frame_seconds=self._frame_seconds,
             )
         )
 

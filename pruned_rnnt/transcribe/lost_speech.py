@@ -31,6 +31,8 @@ _BEFORE, _AFTER, _AFTER_LAST = 50, 30, 70
 _SHORT_PAUSE, LEAST_FRAMES = 20, 30
 # Symbols so far below the loudest one (13 dB) may be in silence.
 _FAR_BELOW = 3.0
+# A mark of a symbol without speech is as long as most encoder frames.
+_SYMBOL_FRAMES = 4
 # Kept on both sides of a part that is decoded again.
 _CONTEXT = 28
 
@@ -58,13 +60,13 @@ def loudest_nearby(features_NTF: Tensor) -> Tensor:
     return nn.functional.max_pool1d(energy_NT, _BEFORE + _AFTER + 1, stride=1)
 
 
-def may_need_marks(loudest_T: Tensor, symbol_frames: Sequence[int]) -> bool:
+def may_need_marks(loudest_T: Tensor, symbol_places: Sequence[int]) -> bool:
     """Whether the speech of an utterance has to be found to know if there is anything to mark.
 
     Almost no utterance has a long gap between symbols, or a symbol far below the loudest ones.
     """
     frames = len(loudest_T)
-    places = [min(frame * SUBSAMPLING_FACTOR, frames - 1) for frame in symbol_frames]
+    places = [min(place, frames - 1) for place in symbol_places]
     if not places:
         return True
     reached = 0
@@ -90,17 +92,16 @@ def stretches(is_speech_T: Tensor) -> list[Stretch]:
     return found
 
 
-def without_text(speech: Sequence[Stretch], symbol_frames: Sequence[int]) -> list[Stretch]:
+def without_text(speech: Sequence[Stretch], symbol_places: Sequence[int]) -> list[Stretch]:
     """The stretches of speech, or parts of them, that no symbol belongs to.
 
-    symbol_frames: encoder frames of the symbols, in order.
+    symbol_places: feature frames of the symbols, in order.
     """
     found = []
     for begin, end in speech:
         reached = begin
-        for frame in symbol_frames:
-            if _belongs(frame, Stretch(begin, end)):
-                place = frame * SUBSAMPLING_FACTOR
+        for place in symbol_places:
+            if _belongs(place, Stretch(begin, end)):
                 if place - _BEFORE - reached >= LEAST_FRAMES:
                     found.append(Stretch(reached, place - _BEFORE))
                 reached = max(reached, place + _AFTER)
@@ -111,15 +112,14 @@ def without_text(speech: Sequence[Stretch], symbol_frames: Sequence[int]) -> lis
     return found
 
 
-def without_speech(speech: Sequence[Stretch], symbol_frames: Sequence[int]) -> list[Stretch]:
+def without_speech(speech: Sequence[Stretch], symbol_places: Sequence[int]) -> list[Stretch]:
     """Where symbols are to which no speech belongs, one stretch for symbols in a row."""
     found: list[Stretch] = []
     was_alone = False
-    for frame in symbol_frames:
-        place = frame * SUBSAMPLING_FACTOR
-        is_alone = not any(_belongs(frame, stretch) for stretch in speech)
+    for place in symbol_places:
+        is_alone = not any(_belongs(place, stretch) for stretch in speech)
         if is_alone:
-            stretch = Stretch(place, place + SUBSAMPLING_FACTOR)
+            stretch = Stretch(place, place + _SYMBOL_FRAMES)
             if was_alone:
                 stretch = Stretch(found.pop().begin, stretch.end)
             found.append(stretch)
@@ -127,22 +127,31 @@ def without_speech(speech: Sequence[Stretch], symbol_frames: Sequence[int]) -> l
     return found
 
 
-def part_to_retry(gap: Stretch, frames: int) -> Stretch:
-    """The gap with some context, at a multiple of an encoder frame."""
-    begin = max(0, gap.begin - _CONTEXT) // SUBSAMPLING_FACTOR * SUBSAMPLING_FACTOR
+def part_to_retry(gap: Stretch, frames: int, step: int) -> Stretch:
+    """The gap with some context, at a multiple of an encoder frame of `step` feature frames."""
+    begin = max(0, gap.begin - _CONTEXT) // step * step
     return Stretch(begin, min(frames, gap.end + _CONTEXT))
 
 
 class FoundPath(NamedTuple):
-    """The best path through an utterance, and that of the CTC head through its symbols."""
+    """The best path through an utterance, and that of the CTC head through its symbols.
+
+    step: feature frames of an encoder frame.
+    """
 
     hypothesis: Hypothesis
     head: HeadPath | None
+    step: int = SUBSAMPLING_FACTOR
 
     @property
     def symbol_frames(self) -> tuple[int, ...]:
         """The encoder frames nearest to the sounds."""
         return self.hypothesis.frames if self.head is None else self.head.frames
+
+    @property
+    def symbol_places(self) -> list[int]:
+        """The feature frames at which these begin."""
+        return [frame * self.step for frame in self.symbol_frames]
 
 
 def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPath) -> FoundPath:
@@ -150,13 +159,13 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
 
     Unchanged if it has none, or only those that the path has beside the gap.
     """
-    offset = part.begin // SUBSAMPLING_FACTOR
+    offset = part.begin // path.step
     inside = [
         n
-        for n, frame in enumerate(retried.symbol_frames)
-        if gap.begin - _AFTER <= (offset + frame) * SUBSAMPLING_FACTOR < gap.end + _BEFORE
+        for n, place in enumerate(retried.symbol_places)
+        if gap.begin - _AFTER <= part.begin + place < gap.end + _BEFORE
     ]
-    place = sum(frame * SUBSAMPLING_FACTOR < gap.begin for frame in path.symbol_frames)
+    place = sum(place < gap.begin for place in path.symbol_places)
     symbols = tuple(retried.hypothesis.symbols[n] for n in inside)
     known = path.hypothesis.symbols
     beside = (known[max(0, place - len(symbols)) : place], known[place : place + len(symbols)])
@@ -181,12 +190,12 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
             inserted(path.head.frames, retried.head.frames, offset),
             inserted(path.head.log_probs, retried.head.log_probs),
         )
-    return FoundPath(hypothesis, head)
+    return FoundPath(hypothesis, head, path.step)
 
 
-def marks(speech: Sequence[Stretch], symbol_frames: Sequence[int], begin: int) -> list[Mark]:
+def marks(speech: Sequence[Stretch], symbol_places: Sequence[int], begin: int) -> list[Mark]:
     """What is to be marked of a segment that begins at a feature frame of its recording."""
-    gaps, alone = without_text(speech, symbol_frames), without_speech(speech, symbol_frames)
+    gaps, alone = without_text(speech, symbol_places), without_speech(speech, symbol_places)
     return as_marks(gaps, alone, begin)
 
 
@@ -208,10 +217,9 @@ def still_without_text(mark: Mark, symbol_starts: Sequence[float]) -> list[Mark]
     if mark.kind != "speech without text":
         return [mark]
     speech = Stretch(*(round(second / FEATURE_SECONDS) for second in mark[1:]))
-    frames = [round(second / FEATURE_SECONDS) // SUBSAMPLING_FACTOR for second in symbol_starts]
-    return marks([speech], [f for f in frames if _belongs(f, speech)], 0)
+    places = [round(second / FEATURE_SECONDS) for second in symbol_starts]
+    return marks([speech], [place for place in places if _belongs(place, speech)], 0)
 
 
-def _belongs(symbol_frame: int, speech: Stretch) -> bool:
-    place = symbol_frame * SUBSAMPLING_FACTOR
+def _belongs(place: int, speech: Stretch) -> bool:
     return speech.begin < place + _AFTER and place - _BEFORE < speech.end

@@ -6,19 +6,19 @@ from collections.abc import Generator
 
 import torch
 
-from pruned_rnnt.data.audio.sample_rows import sample_part
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import build_search, build_stream_search, launch_search
 from pruned_rnnt.decode.encode import compute_dtype, encode_padded
+from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.timing.head_paths import launch_head_paths
 from pruned_rnnt.export.stream_sizes import stream_sizes
-from pruned_rnnt.model.encoder_kinds import check_frame_rate
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.batches import BestPaths
@@ -61,7 +61,6 @@ class Recogniser(AudioRecogniser):
         decode: DecodeConfig | None = None,
         language_model: LanguageModel | None = None,
     ) -> None:
-        check_frame_rate(model.encoder.config)
         super().__init__(tokenizer, p99_duration, calibration, segments)
         self.model = model.eval()
         transpose_in_memory(model.encoder)
@@ -76,11 +75,11 @@ class Recogniser(AudioRecogniser):
         self._stream_groups: dict[tuple[int, int], StreamGroup] = {}
 
     def _best_paths(self, batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
-        features_NTF = batch.features_NTF
-        if self.takes_samples:
-            features_NTF = sample_part(features_NTF)
+        features_NTF, lengths_N = batch.features_NTF, batch.lengths_N
+        if self._feature_kind.needs_samples:
+            features_NTF, lengths_N = self._feature_kind.of_recordings(batch.samples, self._device)
         encoded_NTE, lengths = encode_padded(
-            self.model, features_NTF, batch.lengths_N, self._decode.precision
+            self.model, features_NTF, lengths_N, self._decode.precision
         )
         search = launch_search(self._search, encoded_NTE, lengths)
         yield
@@ -95,6 +94,11 @@ class Recogniser(AudioRecogniser):
     def stream(
         self, *, chunk: int = 0, left: int = 0, endpoints: EndpointConfig | None = None
     ) -> Stream:
+        if self._feature_kind.needs_samples:
+            raise UsageError(
+                f"model.encoder.features is {self._feature_kind.name}, of which live streams are "
+                "not supported: transcribe files or samples"
+            )
         sizes = stream_sizes(self.model, chunk, left)
         if sizes not in self._stream_groups:
             search = build_stream_search(
@@ -108,6 +112,7 @@ class Recogniser(AudioRecogniser):
                     self.tokenizer,
                     self._calibration,
                     finds_marks=self._segments.lost_speech != "ignore",
+                    frame_seconds=frame_seconds(self.model.encoder),
                 )
             )
         return self._stream_groups[sizes].stream(endpoints or EndpointConfig())

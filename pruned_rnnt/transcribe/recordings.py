@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_stream import FeatureStream, short_or_blocks
 from pruned_rnnt.data.audio.features import FEATURE_DIM, frame_count, most_samples
-from pruned_rnnt.data.audio.sample_rows import SAMPLES_PER_FRAME, with_sample_rows
 from pruned_rnnt.data.audio.samples import samples_at_16_khz
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
@@ -50,6 +49,7 @@ class RecordingReader:
         lengths: of segments.
         new_detector: makes the detector of speech for a recording that is cut.
         on_seconds: called with the seconds read so far.
+        keeps_samples: segments have samples, which a model with features of its own needs.
 
     Attributes:
         frames: feature frames read so far.
@@ -68,8 +68,8 @@ class RecordingReader:
         lengths: SegmentLengths,
         new_detector: Callable[[], SpeechDetector],
         *,
-        with_samples: bool = False,
         on_seconds: Callable[[float], None] | None = None,
+        keeps_samples: bool = False,
     ) -> None:
         self.frames = 0
         self.warning = ""
@@ -77,15 +77,16 @@ class RecordingReader:
         self._sampling_rate = sampling_rate
         self._lengths = lengths
         self._new_detector = new_detector
-        self._with_samples = with_samples
         self._on_seconds = on_seconds
+        self._keeps_samples = keeps_samples
 
     def __iter__(self) -> Iterator[Segment | WholeRecording]:
         audio = self._audio
         if isinstance(audio, Tensor) and audio.ndim == 2:
-            if self._with_samples:
+            if self._keeps_samples:
                 raise ValueError(
-                    "the model's encoder reads samples: give samples (S,), not features (T, F)"
+                    f"a tensor of two axes, {tuple(audio.shape)}, holds features, but this model "
+                    "has features of its own (model.encoder.features): pass samples (S,) or a file"
                 )
             piece = AudioPiece(np.zeros(0, dtype=np.float32), _features(audio))
             yield from self._segmenter()(self._counted([piece]))
@@ -104,7 +105,7 @@ class RecordingReader:
             yield WholeRecording(begin[0] if len(begin) == 1 else np.concatenate(begin))
             return
         self.frames = 0
-        yield from self._segmenter()(self._counted(self._pieces(chain(begin, blocks))))
+        yield from self._segmenter()(self._counted(_pieces(chain(begin, blocks))))
 
     def _blocks(self, most: int) -> Iterator[Any]:
         """Blocks (S,) at 16 kHz; a file of at most `most` samples may be one block of integers."""
@@ -116,10 +117,7 @@ class RecordingReader:
         self.warning = f"the file is truncated: {how}"
 
     def _segmenter(self) -> Segmenter:
-        return Segmenter(self._lengths, self._new_detector(), with_samples=self._with_samples)
-
-    def _pieces(self, blocks: Iterable[FloatArray]) -> Iterator[AudioPiece]:
-        return with_rows(_pieces(blocks)) if self._with_samples else _pieces(blocks)
+        return Segmenter(self._lengths, self._new_detector(), keeps_samples=self._keeps_samples)
 
     def _counted(self, pieces: Iterable[AudioPiece]) -> Iterator[AudioPiece]:
         """The pieces, whose frames are counted and reported."""
@@ -145,18 +143,3 @@ def _pieces(blocks: Iterable[FloatArray]) -> Iterator[AudioPiece]:
     for block_S in blocks:
         yield AudioPiece(block_S, stream.accept(block_S))
     yield AudioPiece(np.zeros(0, dtype=np.float32), stream.finish())
-
-
-def with_rows(pieces: Iterable[AudioPiece]) -> Iterator[AudioPiece]:
-    """The pieces of a stream with its samples behind the features: (T, F + R)."""
-    kept_S = np.zeros(0, dtype=np.float32)
-    for piece in pieces:
-        kept_S = np.concatenate((kept_S, piece.samples_S))
-        count = len(piece.features_TF) * SAMPLES_PER_FRAME
-        now_S, kept_S = kept_S[:count], kept_S[count:]
-        features_TX = piece.features_TF
-        if len(features_TX):
-            (features_TX,) = with_sample_rows(features_TX[None], [now_S])
-        else:
-            features_TX = features_TX.new_zeros(0, FEATURE_DIM + SAMPLES_PER_FRAME)
-        yield piece._replace(features_TF=features_TX)

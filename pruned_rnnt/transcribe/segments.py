@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.data.audio.features import FEATURE_DIM
-from pruned_rnnt.data.audio.sample_rows import SAMPLES_PER_FRAME, log_mel_part
+from pruned_rnnt.data.audio.features import FEATURE_DIM, FRAME_SAMPLES
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.transcribe.silence import is_digital_silence
@@ -32,6 +32,7 @@ _SHORT_PAUSE_FRAMES = 12
 _LEAST_WINDOW = 0.5  # seconds
 # Shorter sounds between pauses, such as clicks, are not speech; a detector widens them by 60 ms.
 _SHORTEST_SPEECH_FRAMES = 10
+_NO_SAMPLES: FloatArray = np.zeros(0, dtype=np.float32)
 # Windows without a pause between them share a third, at most 4 s, which holds several words.
 _OVERLAP_SHARE, _MOST_OVERLAP_FRAMES = 1 / 3, 400
 
@@ -108,11 +109,13 @@ class Segment(NamedTuple):
 
     features_TF: (T, F). begin: its first frame in the stream.
     overlap: how many of its first frames are also the last ones of the segment before.
+    samples_S: of these frames; empty unless the segmenter keeps them.
     """
 
     features_TF: Tensor
     begin: int
     overlap: int
+    samples_S: FloatArray = _NO_SAMPLES
 
 
 class SpeechDetector(Protocol):
@@ -145,18 +148,22 @@ class Segmenter:
     Segments end at pauses. Speech without a pause within the longest segment is cut into windows
     of that length, which overlap. Silence beyond the padding is left out. A stream of at most the
     longest segment is one segment with all of its silence, but none if all is digital silence.
+
+    Args:
+        keeps_samples: segments have samples, which a model with features of its own needs.
     """
 
     def __init__(
-        self, lengths: SegmentLengths, detector: SpeechDetector, *, with_samples: bool = False
+        self, lengths: SegmentLengths, detector: SpeechDetector, *, keeps_samples: bool = False
     ) -> None:
-        """with_samples: pieces have rows of samples behind their features."""
         self.lengths = lengths
         self._detector = detector
         # Features from the frame `_first` on; those before the frame `_known` are decided.
-        width = FEATURE_DIM + (SAMPLES_PER_FRAME if with_samples else 0)
-        self._features_TF = torch.zeros(0, width)
+        self._features_TF = torch.zeros(0, FEATURE_DIM)
         self._first = self._known = 0
+        # The samples from the same frame on, if they are kept.
+        self._keeps_samples = keeps_samples
+        self._samples_S = _NO_SAMPLES
         # Stretches of speech: first frame and end. The next segment begins at `_start` or later;
         # the last one ended at `_last_end`.
         self._speech: list[tuple[int, int]] = []
@@ -166,14 +173,16 @@ class Segmenter:
         """Yield the segments of a stream that arrives in pieces, as soon as they are known."""
         for piece in pieces:
             self._features_TF = torch.cat((self._features_TF, piece.features_TF))
-            self._decide(self._detector.accept(piece.samples_S, log_mel_part(piece.features_TF)))
+            if self._keeps_samples:
+                self._samples_S = np.concatenate((self._samples_S, piece.samples_S))
+            self._decide(self._detector.accept(piece.samples_S, piece.features_TF))
             if self._known > self.lengths.longest:
                 yield from self._segments(is_last=False)
         self._decide(self._detector.finish())
         total = self._first + len(self._features_TF)
         if total <= self.lengths.longest:
-            if not is_digital_silence(log_mel_part(self._features_TF)).all():
-                yield Segment(self._features_TF, 0, 0)
+            if not is_digital_silence(self._features_TF).all():
+                yield Segment(self._features_TF, 0, 0, self._samples_S)
             return
         # The frames of another detector may end a little earlier or later.
         self._known = total
@@ -194,8 +203,13 @@ class Segmenter:
         """Yield the segments that later frames cannot change; all that are left if `is_last`."""
         while (cut := self._next_cut(is_last)) is not None:
             begin = self._begin
-            features_TF = self._features_TF[begin - self._first : cut.end - self._first]
-            yield Segment(features_TF, begin, max(0, self._last_end - begin))
+            first, end = begin - self._first, cut.end - self._first
+            yield Segment(
+                self._features_TF[first:end],
+                begin,
+                max(0, self._last_end - begin),
+                self._samples_S[first * FRAME_SAMPLES : end * FRAME_SAMPLES],
+            )
             self._last_end = cut.end
             self._start = cut.end - cut.overlap
             self._speech = [
@@ -204,6 +218,7 @@ class Segmenter:
         # The next speech begins now or later.
         self._start = max(self._start, self._begin)
         self._features_TF = self._features_TF[self._start - self._first :]
+        self._samples_S = self._samples_S[(self._start - self._first) * FRAME_SAMPLES :]
         self._first = self._start
 
     @property

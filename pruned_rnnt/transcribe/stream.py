@@ -11,7 +11,7 @@ from torch import Tensor
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.live_audio import LiveAudio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FRAME_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
 from pruned_rnnt.decode.search.stream_search import Arc, Continuation, StreamPath
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.timing.calibration import Calibration
@@ -65,12 +65,14 @@ class StreamModel(NamedTuple):
 
     calibration: of the model's word times and confidences.
     finds_marks: whether final texts have marks.
+    frame_seconds: of an encoder frame.
     """
 
     decoder: StreamDecoder
     tokenizer: Tokenizer
     calibration: Calibration | None
     finds_marks: bool
+    frame_seconds: float = FRAME_SECONDS
 
 
 class Slot(NamedTuple):
@@ -107,7 +109,9 @@ class Stream:
         self._first_frame = 0  # since the last endpoint
         self._has_ended = False
         self._language = ""
-        self._marks = StreamMarks() if model.finds_marks else None
+        self._marks = (
+            StreamMarks(round(model.frame_seconds / FEATURE_SECONDS)) if model.finds_marks else None
+        )
 
     def accept_waveform(self, samples: Any, sampling_rate: float = SAMPLING_RATE) -> None:
         """Append audio, which the next steps decode.
@@ -196,10 +200,10 @@ class Stream:
             return False
         last = self._path.best[-1] if self._path.best else None
         symbol_end = 0 if last is None else last.frame + max(last.duration or 1, 1)
-        seconds = (self._path.frame - self._first_frame) * FRAME_SECONDS
+        seconds = (self._path.frame - self._first_frame) * self._model.frame_seconds
         reason = self._endpoints.reason(
             seconds=seconds,
-            pause=(self._path.frame - symbol_end) * FRAME_SECONDS,
+            pause=(self._path.frame - symbol_end) * self._model.frame_seconds,
             has_text=last is not None,
         )
         if reason is None:
@@ -229,6 +233,7 @@ class Stream:
             [arc.score for arc in arcs],
             durations=[arc.duration for arc in arcs if arc.duration is not None],
             begin=begin,
+            frame_seconds=self._model.frame_seconds,
         )
         start, end = self._seconds(self._first_frame), self._seconds(self._path.frame)
         words = timed_words(tokenizer, tokens, end, self._model.calibration, start) if arcs else ()
@@ -256,7 +261,7 @@ class Stream:
         self._first_frame = self._path.frame
 
     def _seconds(self, frame: int) -> float:
-        return round(self.audio.begin + frame * FRAME_SECONDS, 4)
+        return round(self.audio.begin + frame * self._model.frame_seconds, 4)
 
     def _check_open(self) -> None:
         if self._has_ended:

@@ -33,10 +33,14 @@ _MOST_FRAMES = 3000
 class StreamMarks:
     """Compares the symbols of a stream with its audio, in constant memory.
 
-    All frames count from the start of the stream; those of symbols are encoder frames (40 ms).
+    All frames count from the start of the stream; those of symbols are encoder frames.
+
+    Args:
+        step: feature frames of an encoder frame.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step: int = SUBSAMPLING_FACTOR) -> None:
+        self._step = step
         self._features_TF: list[Tensor] = []
         self._begin = self._end = self._checked = 0
         self._symbols: set[int] = set()
@@ -50,7 +54,7 @@ class StreamMarks:
 
     def add(self, symbol_frames: Iterable[int]) -> None:
         """Symbols that are final."""
-        self._symbols.update(symbol_frames)
+        self._symbols.update(frame * self._step for frame in symbol_frames)
 
     def take(self, tentative: Iterable[int], *, is_end: bool) -> list[Mark]:
         """Check the audio, and return the marks found since the last call, in seconds."""
@@ -66,7 +70,7 @@ class StreamMarks:
         reach = self._end if is_end else self._end - _HOLD_FRAMES
         if reach <= self._checked:
             return
-        symbols = sorted(self._symbols.union(tentative))
+        symbols = sorted(self._symbols.union(frame * self._step for frame in tentative))
         kept_TF = torch.cat(self._features_TF)
         is_speech_NT = speech_frames(kept_TF[None].float(), torch.tensor([len(kept_TF)]))
         speech = [
@@ -81,13 +85,13 @@ class StreamMarks:
             elif begin < reach < gap.end:
                 # Perhaps it becomes long enough.
                 checked = begin
-        new = [n for n in symbols if self._checked <= n * SUBSAMPLING_FACTOR < checked]
+        new = [n for n in symbols if self._checked <= n < checked]
         self._found += as_marks(gaps, without_speech(speech, new))
         self._checked = checked
         first = max(0, checked - _CONTEXT_FRAMES)
         if first > self._begin:
             self._features_TF = [kept_TF[first - self._begin :].clone()]
             self._begin = first
-            self._symbols = {n for n in self._symbols if n * SUBSAMPLING_FACTOR >= first}
+            self._symbols = {n for n in self._symbols if n >= first}
         else:
             self._features_TF = [kept_TF]

@@ -1,6 +1,6 @@
 """Encode audio of any length in windows, in constant memory.
 
-Axes: T feature frames (10 ms), T' encoder frames (40 ms), F mel bins, E encoder width.
+Axes: T feature frames (10 ms), T' encoder frames, F mel bins, E encoder width.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.decode.encode import Precision, encode_padded
-from pruned_rnnt.decode.frame_times import FRAME_SECONDS
+from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 
 # The energy at an encoder frame is the mean over this many frames around it: 0.3 s.
 _QUIET_FRAMES = 7
@@ -46,21 +45,23 @@ class _Buffer:
     """Features that the next windows need.
 
     skip: encoder frames at its start that were returned already and stay as left context.
+    step: feature frames of an encoder frame.
     is_start: as in the next `Window`.
     """
 
     features_TF: Tensor
+    step: int
     skip: int = 0
     is_start: bool = True
 
     @property
     def next_TF(self) -> Tensor:
-        return self.features_TF[SUBSAMPLING_FACTOR * self.skip :]
+        return self.features_TF[self.step * self.skip :]
 
     def drop(self, frames: int, context: int = 0, *, is_pause: bool) -> None:
         """Move past `frames` encoder frames; the last `context` of them stay as left context."""
         gone = self.skip + frames - context
-        self.features_TF = self.features_TF[SUBSAMPLING_FACTOR * gone :]
+        self.features_TF = self.features_TF[self.step * gone :]
         self.skip, self.is_start = context, is_pause
 
 
@@ -81,6 +82,7 @@ class WindowEncoder:
         self.window = window
         self.overlap = overlap
         self._receptive_field = model.encoder.receptive_field
+        self._step = model.encoder.subsampling_factor
         config = model.encoder.config
         self._alignment = config.stream_sizes[0] if config.causal else _ALIGNMENT
 
@@ -93,8 +95,9 @@ class WindowEncoder:
                 at most 30 are used; None if unknown.
         """
         seconds = min(_LONGEST_SECONDS, p99_duration or _LONGEST_SECONDS)
-        window = max(1, round(seconds / FRAME_SECONDS))
-        return cls(model, window, round(seconds * _OVERLAP_SHARE / FRAME_SECONDS))
+        frame = frame_seconds(model.encoder)
+        window = max(1, round(seconds / frame))
+        return cls(model, window, round(seconds * _OVERLAP_SHARE / frame))
 
     def __call__(self, pieces: Iterable[Tensor]) -> Iterator[Window]:
         """Yield the windows of a stream whose features arrive in pieces (T, F).
@@ -106,7 +109,7 @@ class WindowEncoder:
         needed = self.window + 2 * self.overlap
         for piece_TF in pieces:
             if buffer is None:
-                buffer = _Buffer(piece_TF)
+                buffer = _Buffer(piece_TF, self._step)
             else:
                 buffer.features_TF = torch.cat((buffer.features_TF, piece_TF))
             while self._left(buffer) > needed:
@@ -128,7 +131,7 @@ class WindowEncoder:
             length, is_pause = self._quiet_end(buffer.next_TF)
         end = buffer.skip + length
         frames = end if is_pause else end + self.overlap
-        last = SUBSAMPLING_FACTOR * (frames - 1) + self._receptive_field
+        last = self._step * (frames - 1) + self._receptive_field
         encoded_NTE = encode_features(self.model, buffer.features_TF[:last])
         window = Window(encoded_NTE[:, buffer.skip : end], buffer.is_start)
         context = (
@@ -141,17 +144,17 @@ class WindowEncoder:
         return self._frames(buffer.features_TF) - buffer.skip
 
     def _frames(self, features_TF: Tensor) -> int:
-        return (len(features_TF) - self._receptive_field) // SUBSAMPLING_FACTOR + 1
+        return (len(features_TF) - self._receptive_field) // self._step + 1
 
     def _quiet_end(self, features_TF: Tensor) -> tuple[int, bool]:
         """Length of the next window, which ends at the quietest frame; True if that is a pause."""
         shortest = (self.window + 1) // 2
-        energies_T = features_TF[: SUBSAMPLING_FACTOR * (self.window + 1)].mean(dim=1)
+        energies_T = features_TF[: self._step * (self.window + 1)].mean(dim=1)
         around_T = nn.functional.avg_pool1d(
             energies_T[None, None],
-            SUBSAMPLING_FACTOR * _QUIET_FRAMES,
-            stride=SUBSAMPLING_FACTOR,
-            padding=SUBSAMPLING_FACTOR * _QUIET_FRAMES // 2,
+            self._step * _QUIET_FRAMES,
+            stride=self._step,
+            padding=self._step * _QUIET_FRAMES // 2,
             count_include_pad=False,
         )[0, 0]
         quietest, place = around_T[shortest : self.window + 1].min(dim=0)

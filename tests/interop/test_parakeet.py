@@ -18,8 +18,6 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-import pruned_rnnt
-from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.audio.nemo_features import nemo_features, nemo_frame_count
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.interop.nemo.exported_model import export_model
@@ -29,9 +27,6 @@ from pruned_rnnt.interop.nemo.symbols import symbols_of_json, tokenizer_json_of
 from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.feature_norm import centre_features
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.system.usage_errors import UsageError
-from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.transcribe.recogniser import Recogniser
 from tests.interop.parakeet_models import (
     NEMO,
     SYMBOLS,
@@ -308,18 +303,3 @@ def test_models_that_others_lack_are_not_exported(tmp_path: Path) -> None:
     other = tiny_model(tiny_conformer())
     with pytest.raises(ValueError, match=r"model\.encoder\.kind is conformer"):
         export_model(other, imported.tokenizer, tmp_path / "a.nemo")
-
-
-def test_commands_and_load_name_what_reads_these_models(tmp_path: Path) -> None:
-    archive = written("nemo_rnnt", tmp_path)
-    with pytest.raises(UsageError, match="import_model reads it"):
-        pruned_rnnt.load(archive)
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with pytest.raises(UsageError, match="a folder of transformers"):
-        pruned_rnnt.load(written("transformers_ctc", folder))
-    imported = import_model(archive)
-    with pytest.raises(ValueError, match="kind is fastconformer"):
-        Recogniser(imported.model, imported.tokenizer)
-    with pytest.raises(ValueError, match="kind is fastconformer"):
-        load_config(ExperimentConfig, None, ["model.encoder.kind=fastconformer"])

@@ -37,7 +37,7 @@ def spoken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(data: Path, run: Path, model: Path, *others: str) -> list[str]:
     return [
         f"data.path={data}",
-        "data.features=samples",
+        "data.features=waveform",
         "data.augmentation.spec_augment.enabled=false",
         "data.num_workers=0",
         "data.max_duration=12",
@@ -180,11 +180,6 @@ class TestRefusals:
     def test_settings(self, tmp_path: Path, setting: str, named: str) -> None:
         with pytest.raises(ConfigError, match=named):
             load_config(ExperimentConfig, None, settings(tmp_path, tmp_path, tmp_path, setting))
-
-    def test_samples_for_an_encoder_of_log_mel_energies(self) -> None:
-        off = "data.augmentation.spec_augment.enabled=false"
-        with pytest.raises(ConfigError, match="reads log-mel"):
-            load_config(ExperimentConfig, None, ["data.features=samples", off])
 
     def test_no_such_model(
         self, spoken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

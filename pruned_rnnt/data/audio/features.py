@@ -19,7 +19,8 @@ SAMPLING_RATE = 16000
 FEATURE_DIM = 80
 # The extractor needs at least 15 ms for a frame.
 MIN_SAMPLES = 240
-_SHIFT = SAMPLING_RATE // 100
+# From one frame to the next.
+FRAME_SAMPLES = _SHIFT = SAMPLING_RATE // 100
 _WINDOW = SAMPLING_RATE // 40
 # Frames that are computed at once, in about 10 KiB each.
 _MOST_FRAMES = 100_000

@@ -26,7 +26,7 @@ class Batch:
     """Features, targets and metadata of utterances, longest utterance first.
 
     features_NTF: float32 log-mel energies, padded with the log of a tiny energy; or rows of 160
-        samples, padded with zeros, with data.features=samples.
+        samples, padded with zeros, with model.encoder.features=samples.
     feature_lengths_N: int64, number of frames; always on the CPU.
     targets_NU: int32 symbol ids, padded with the blank 0.
     target_lengths_N: int32, number of symbols; always on the CPU.

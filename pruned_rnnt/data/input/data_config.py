@@ -21,10 +21,9 @@ class DataConfig:
         so that fine-tuning does not forget them. Empty for none.
     old_share: share of these among the training utterances. An epoch has all utterances of `path`.
     features: "stored" reads the features that prepare computed; "waveform" computes features from
-        the recordings each time, which allows `speed_factors`. "samples" gives the samples of the
-        recordings to an encoder of kind `transformers`; the changes of features in `augmentation`
-        and `joining` must then be off.
-    speed_factors: with "waveform" or "samples", use every training utterance at these speeds too.
+        the recordings each time, which allows `speed_factors`, and which models with features of
+        their own need (`model.encoder.features`).
+    speed_factors: with "waveform", use every training utterance at these speeds too.
     max_duration: seconds of speech in a training batch, without padding.
     max_cuts: largest number of utterances in a batch; 0 for no bound.
     max_lattice: largest padded lattice of a training batch: utterances x most encoder frames x
@@ -49,7 +48,7 @@ class DataConfig:
     valid: str = "dev"
     old_path: str = ""
     old_share: float = 0.25
-    features: Literal["stored", "waveform", "samples"] = "stored"
+    features: Literal["stored", "waveform"] = "stored"
     speed_factors: tuple[float, ...] = ()
     max_duration: float = 60.0
     max_cuts: int = 0
@@ -73,8 +72,6 @@ class DataConfig:
                 "data.speed_factors needs data.features=waveform, because the speeds of stored "
                 f"features are fixed by prepare; got {list(self.speed_factors)}"
             )
-        if self.features == "samples":
-            self._check_unchanged_samples()
         for name in ("max_duration", "valid_max_duration"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"data.{name} must be above 0 seconds, got {getattr(self, name)}")
@@ -84,7 +81,7 @@ class DataConfig:
         check_at_least("data", self, max_cuts=0, max_lattice=0, num_buckets=1, buffer_size=1)
         check_at_least("data", self, num_workers=0, prefetch_factor=1)
 
-    def _check_unchanged_samples(self) -> None:
+    def check_unchanged_samples(self) -> None:
         """Raise ValueError for settings that change log-mel energies, which samples are not."""
         augmentation, joining = self.augmentation, self.joining
         off = {
@@ -108,6 +105,6 @@ class DataConfig:
                 wanted = "false" if value is True else "0"
                 raise ValueError(
                     f"data.{name} is {str(value).lower()}, which changes log-mel energies, but "
-                    f"data.features=samples: set data.{name}={wanted}; the model masks spans of "
+                    f"model.encoder.features is samples: set data.{name}={wanted}; the model masks spans of "
                     "its own frames, and data.speed_factors and noise_cuts work on samples"
                 )

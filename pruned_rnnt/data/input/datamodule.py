@@ -16,6 +16,7 @@ from typing import Any
 from lhotse import CutSet
 from lhotse.dataset import DynamicCutSampler
 
+from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.filters import CutFilter, cut_symbols, filter_cuts
@@ -45,6 +46,7 @@ class DataModule:
     """Tokenizer and batch loaders of one prepared folder, for one rank of `world_size`.
 
     tokenizer: that of the folder, if None is given.
+    kind: the features of the model, which data.features=waveform computes.
     view_mask_factor: training batches have two views of each utterance, as
         `FeatureAugmenter.two_views` makes them; bounds on the size of a batch count both. None: one
         view.
@@ -60,8 +62,10 @@ class DataModule:
         world_size: int = 1,
         tokenizer: Tokenizer | None = None,
         view_mask_factor: float | None = None,
+        kind: FeatureKind = FBANK,
     ) -> None:
         self.config = config
+        self.kind = kind
         self.view_mask_factor = view_mask_factor
         self.rank = rank
         self.world_size = world_size
@@ -192,11 +196,10 @@ class DataModule:
         """Raises ValueError if a cut of the data lacks what `features` needs."""
         wanted = self.config.features
         other = "waveform" if wanted == "stored" else "stored"
-        prepared = "waveform" if wanted == "samples" else wanted
         if not (cut.has_features if wanted == "stored" else cut.has_recording):
             raise ValueError(
                 f"{folder.path} was not prepared for data.features={wanted}; set "
-                f"data.features={other}, or prepare it again with --features {prepared}"
+                f"data.features={other}, or prepare it again with --features {wanted}"
             )
 
     def _loader(
@@ -213,7 +216,7 @@ class DataModule:
         dataset = SpeechDataset(
             self.tokenizer,
             stored=config.features == "stored",
-            samples=config.features == "samples",
+            kind=self.kind,
             augmenter=augmenter,
             bad_audio=config.bad_audio,
             substitutes=substitutes,

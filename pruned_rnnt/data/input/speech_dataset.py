@@ -21,9 +21,9 @@ from torch.utils.data import Dataset
 
 from pruned_rnnt.data.audio.audio_file import rate_problem
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
+from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, fbank_extractor
 from pruned_rnnt.data.audio.recordings import audio_files, last_line, may_be_mp3
-from pruned_rnnt.data.audio.sample_rows import sample_rows
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, preserve_global_rngs
 from pruned_rnnt.data.input.batch import AlignedWord, Batch, pad_features, pad_targets
@@ -75,7 +75,7 @@ class SpeechDataset(Dataset[Batch]):
         tokenizer: Tokenizer,
         *,
         stored: bool,
-        samples: bool = False,
+        kind: FeatureKind = FBANK,
         augmenter: FeatureAugmenter | None,
         bad_audio: BadAudioPolicy = "skip",
         substitutes: Sequence[Any] = (),
@@ -85,7 +85,7 @@ class SpeechDataset(Dataset[Batch]):
         lattice_bound: LatticeBound | None = None,
     ) -> None:
         """stored: load the features of the cuts; otherwise compute them from the recordings.
-        samples: with stored=False, features are rows of 160 samples instead of log-mel energies.
+        kind: the features to compute.
         augmenter: None leaves the features unchanged.
         bad_audio: leave an utterance that cannot be read out of its batch, or raise ValueError.
         substitutes: if no utterance of a batch can be read, the first readable one of these
@@ -103,10 +103,8 @@ class SpeechDataset(Dataset[Batch]):
         self.joining = joining or JoiningConfig()
         self.lattice_bound = lattice_bound
         self.substitutes = tuple(substitutes)
-        self._stored = stored
-        self._fbank = None if stored or samples else fbank_extractor()
-        # Padding: a tiny log energy, or silence.
-        self._padding = 0.0 if samples else LOG_EPSILON
+        self._stored, self._kind = stored, kind
+        self._fbank = None if stored or kind.needs_samples else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
         self._noise_cuts = _read_noises(Path(noise), stored, allow_commands) if noise else []
 
@@ -120,12 +118,12 @@ class SpeechDataset(Dataset[Batch]):
         # The sort is stable: without changes of length, the order is that of the durations.
         utterances.sort(key=lambda utterance: -len(utterance.views[0]))
         features_NTF, feature_lengths_N = pad_features(
-            [utterance.views[0] for utterance in utterances], self._padding
+            [utterance.views[0] for utterance in utterances], self._kind.padding
         )
         second_view_NTF = None
         if self.two_views:
             second_views = [utterance.views[1] for utterance in utterances]
-            second_view_NTF, _ = pad_features(second_views, self._padding)
+            second_view_NTF, _ = pad_features(second_views, self._kind.padding)
         targets_NU, target_lengths_N = pad_targets([utterance.symbols for utterance in utterances])
         return Batch(
             features_NTF=features_NTF,
@@ -271,7 +269,7 @@ class SpeechDataset(Dataset[Batch]):
             samples_S = with_shar_audio(cut).load_audio()[0]
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
         if self._fbank is None:
-            return sample_rows(samples_S)
+            return self._kind.of_recording(samples_S)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
 
 

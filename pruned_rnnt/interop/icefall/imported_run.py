@@ -1,7 +1,4 @@
-"""Create a run folder from a model that was trained with icefall's Zipformer recipe.
-
-config.yaml, tokens/, checkpoints/step-0.pt      as after training, without the training state
-"""
+"""A run from a model that was trained with icefall's Zipformer recipe."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import load_config, to_dict, to_yaml
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.interop.icefall.token_files import read_token_file
 from pruned_rnnt.interop.icefall.zipformer_import import (
@@ -23,8 +20,6 @@ from pruned_rnnt.interop.icefall.zipformer_import import (
 from pruned_rnnt.model.broken_parameters import describe_broken
 from pruned_rnnt.model.fitted_model import sized_model
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 _ENCODER = "model.encoder."
@@ -93,30 +88,6 @@ def read_run(
     return ImportedRun(model=model.eval(), config=config, tokenizer=tokenizer, fit=fit)
 
 
-def check_is_new(output: Path) -> None:
-    """ValueError if the folder already holds a run."""
-    if RunFolder(output).config.exists():
-        raise ValueError(f"{output} already holds a run: choose another --output")
-
-
-def save_run(run: ImportedRun, output: Path) -> None:
-    """Write the run to the new folder `output`."""
-    output.mkdir(parents=True, exist_ok=True)
-    run.tokenizer.save(RunFolder(output).tokens)
-    CheckpointFolder(RunFolder(output).checkpoints).save(
-        0,
-        {
-            "config": to_dict(run.config),
-            "vocab_size": run.model.vocab_size,
-            "model": run.model.state_dict(),
-            "average": None,
-            "counters": {"step": 0},
-            "score": None,
-        },
-    )
-    RunFolder(output).config.write_text(to_yaml(run.config), encoding="utf-8")
-
-
 def _encoder_changes(overrides: Sequence[str]) -> dict[str, Any]:
     named = [item for item in overrides if item.startswith(_ENCODER)]
     if not named:
@@ -151,13 +122,14 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def print_import(run: ImportedRun) -> None:
-    """Print the size of the model, and the names of the parameters that did not fit."""
+def describe(run: ImportedRun) -> list[str]:
+    """The size of the model, and the names of the parameters that did not fit."""
     count = sum(parameter.numel() for parameter in run.model.parameters())
-    print(f"wrote {run.config.folder}: Zipformer transducer, {count / 1e6:.1f} M parameters")
+    lines = [f"wrote {run.config.folder}: Zipformer transducer, {count / 1e6:.1f} M parameters"]
     for names, meaning in (
         (run.fit.unused, "ignored, because our model has no such parameters"),
         (run.fit.missing, "not in the checkpoint, so random (used only in training)"),
     ):
         if names:
-            print(f"{meaning}: {', '.join(names)}")
+            lines.append(f"{meaning}: {', '.join(names)}")
+    return lines

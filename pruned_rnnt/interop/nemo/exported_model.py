@@ -61,6 +61,11 @@ def _check(model: SpeechModel) -> None:
     kind = model.config.encoder.kind
     if not isinstance(model.encoder, FastConformer):
         raise ValueError(f"model.encoder.kind is {kind}; NeMo and transformers need fastconformer")
+    if model.encoder.config.features != "nemo":
+        raise ValueError(
+            "model.encoder.features is fbank; NeMo and transformers need a model that was trained "
+            "with model.encoder.features=nemo"
+        )
     norm = model.encoder.config.feature_norm
     if norm not in ("bins", "none"):
         raise ValueError(f"model.encoder.feature_norm is {norm}; supported: bins, none")

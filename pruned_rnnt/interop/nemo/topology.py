@@ -117,6 +117,7 @@ def nemo_topology(config: Mapping[str, Any]) -> Topology:
         activation=jointnet.get("activation", "relu"),
         durations=_nemo_durations(config, joint),
         ctc=kind == _HYBRID,
+        tdt=_nemo_tdt(config),
     )
 
 
@@ -138,6 +139,15 @@ def _nemo_durations(config: Mapping[str, Any], joint: Mapping[str, Any]) -> tupl
             "without extra outputs, tdt"
         )
     return ()
+
+
+def _nemo_tdt(config: Mapping[str, Any]) -> dict[str, float]:
+    """The settings of the TDT loss, which training continues with."""
+    loss = config.get("loss") or {}
+    if loss.get("loss_name") != "tdt":
+        return {}
+    kwargs = loss.get("tdt_kwargs") or {}
+    return {name: float(kwargs.get(name) or 0.0) for name in ("sigma", "omega")}
 
 
 def _nemo_encoder(config: Mapping[str, Any]) -> FastConformerConfig:
@@ -172,6 +182,7 @@ def _nemo_encoder(config: Mapping[str, Any]) -> FastConformerConfig:
         kernel_size=kernel,
         subsampling_channels=dim if channels < 0 else channels,
         dropout=float(values.get("dropout", 0.1)),
+        features="nemo",
         feature_norm="bins" if normalise == "per_feature" else "none",
         convolution_norm="batch" if norm == "batch_norm" else "layer",
         bias=bool(values.get("use_bias", True)),
@@ -227,6 +238,7 @@ def transformers_topology(config: Mapping[str, Any]) -> Topology:
         )
     encoder = FastConformerConfig(
         num_mel_bins=int(values.get("num_mel_bins", 80)),
+        features="nemo",
         layers=int(values.get("num_hidden_layers", 24)),
         dim=int(values.get("hidden_size", 1024)),
         heads=int(values.get("num_attention_heads", 8)),
@@ -265,6 +277,7 @@ def _transducer(
     activation: Any,
     durations: tuple[int, ...],
     ctc: bool,
+    tdt: Mapping[str, float] | None = None,
 ) -> Topology:
     predictor = LstmPredictorConfig(dim=width, layers=layers, dropout=0.2)
     return Topology(
@@ -272,5 +285,7 @@ def _transducer(
             encoder=encoder, predictor=predictor, joiner_dim=joint, joiner_activation=activation
         ),
         # The exact loss: the parameters of the simple loss of `pruned` are not in these files.
-        loss=LossConfig(kind="full", durations=durations, ctc_scale=0.3 if ctc else 0.0),
+        loss=LossConfig(
+            kind="full", durations=durations, ctc_scale=0.3 if ctc else 0.0, **(tdt or {})
+        ),
     )

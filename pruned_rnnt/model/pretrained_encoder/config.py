@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.model.encoder import EncoderConfig
@@ -15,11 +15,12 @@ SAMPLES_PER_FRAME = 160
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersConfig(EncoderConfig):
-    """An encoder of the transformers library, which reads samples: set data.features=samples.
+    """An encoder of the transformers library, which reads samples: set data.features=waveform.
 
     Every two of its frames of 20 ms are joined and projected to one of 40 ms.
 
     kind: transformers
+    features: samples
     num_mel_bins: samples of a feature frame of 10 ms, 160.
     name_or_folder: pretrained model to start from, a folder or a repository of the Hugging Face
         hub: wav2vec 2.0, HuBERT, WavLM or Whisper. Read once, when a training starts; the run then
@@ -37,9 +38,8 @@ class TransformersConfig(EncoderConfig):
         train.init has finetune.layer_decay instead, and no `rate`.
     """
 
-    takes_samples: ClassVar[bool] = True
-
     kind: Literal["transformers"] = "transformers"
+    features: Literal["fbank", "nemo", "samples"] = "samples"
     num_mel_bins: int = SAMPLES_PER_FRAME
     name_or_folder: str = ""
     settings: str = ""
@@ -54,6 +54,11 @@ class TransformersConfig(EncoderConfig):
             raise ValueError(
                 f"model.encoder.num_mel_bins is {self.num_mel_bins}, but an encoder of kind "
                 f"transformers reads {SAMPLES_PER_FRAME} samples a frame: leave it out"
+            )
+        if self.features != "samples":
+            raise ValueError(
+                f"model.encoder.features is {self.features}, but an encoder of kind transformers "
+                "reads samples: leave it out"
             )
         if self.causal:
             raise ValueError(

@@ -69,16 +69,25 @@ class DelayControl:
         target: 95th percentile of the delay, in seconds.
         penalty: to start with.
         first_step: penalties change from this step on.
+        frame_seconds: of an encoder frame.
 
     Attributes:
         penalty: for the next batch.
     """
 
     def __init__(
-        self, target: float, penalty: float, first_step: int, tokenizer: Tokenizer, ranks: Ranks
+        self,
+        target: float,
+        penalty: float,
+        first_step: int,
+        tokenizer: Tokenizer,
+        ranks: Ranks,
+        *,
+        frame_seconds: float = FRAME_SECONDS,
     ) -> None:
         self.penalty = self._sum = penalty
         self._target = target
+        self._frame = frame_seconds
         self._first_step = first_step
         self._tokenizer = tokenizer
         self._ranks = ranks
@@ -138,7 +147,7 @@ class DelayControl:
             frames_NU: Tensor = copy.tensors()[0]
             frames = frames_NU.tolist()
             for end in ends:
-                seconds = (frames[end.utterance][end.symbol] + 1) * FRAME_SECONDS - end.seconds
+                seconds = (frames[end.utterance][end.symbol] + 1) * self._frame - end.seconds
                 if seconds == seconds:  # not NaN
                     self._delays.append(seconds)
         self._pending = []

@@ -19,10 +19,11 @@ def lattice_of_example(
     tokenizer: Tokenizer,
     title: str,
     durations: Sequence[int] = (),
+    frame_seconds: float = FRAME_SECONDS,
 ) -> Any:
     """Figure of the longest utterance of the report's example batch, None without occupancies.
 
-    durations: those of the loss, if any.
+    durations: those of the loss, if any. frame_seconds: of an encoder frame.
     """
     batch, losses = report.example_batch, report.example_losses
     if batch is None or losses is None or losses.occupancy is None:
@@ -38,7 +39,7 @@ def lattice_of_example(
         target_length=symbols,
         tokens=[names[int(symbol)] for symbol in batch.targets_NU[index, :symbols]],
         title=f"{title}: {batch.ids[index]}",
-        frame_seconds=FRAME_SECONDS,
+        frame_seconds=frame_seconds,
         durations=durations,
     )
 

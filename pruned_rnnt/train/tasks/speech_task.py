@@ -20,6 +20,7 @@ from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.training_durations import save_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.emission_delay import percentile
+from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.licences.chain import Origin, add_origins
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
@@ -111,6 +112,7 @@ class SpeechTask:
                 loss.warm_up_steps,
                 self.data.tokenizer,
                 ranks,
+                frame_seconds=frame_seconds(self.model.encoder),
             )
 
     def _make_data(self, tokenizer: Tokenizer | None = None) -> DataModule:
@@ -122,6 +124,7 @@ class SpeechTask:
             world_size=ranks.world_size,
             view_mask_factor=loss.cr_ctc_mask_factor if loss.views == 2 else None,
             tokenizer=tokenizer,
+            kind=self.config.feature_kind,
         )
 
     def _make_model(self) -> SpeechModel:
@@ -244,11 +247,17 @@ class SpeechTask:
 
     def _show(self, report: ValidationReport, step: int, log: RunLog) -> None:
         durations = self.config.loss.durations
-        figure = lattice_of_example(report, self.data.tokenizer, f"step {step}", durations)
+        figure = lattice_of_example(
+            report,
+            self.data.tokenizer,
+            f"step {step}",
+            durations,
+            frame_seconds(self.model.encoder),
+        )
         if figure is not None:
             log.figure("valid/lattice", step, figure)
         spectrogram = spectrogram_of_example(
-            report, f"step {step}", takes_samples=self.model.encoder.config.takes_samples
+            report, f"step {step}", takes_samples=self.model.encoder.config.features == "samples"
         )
         if spectrogram is not None:
             log.figure("valid/spectrogram", step, spectrogram)

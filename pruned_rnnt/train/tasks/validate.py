@@ -14,6 +14,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import Decoded, Search, build_search, search_batch, to_texts
 from pruned_rnnt.decode.emission_delay import word_delays
+from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.diagnostics import band_edge_mass, retained_mass
 from pruned_rnnt.model.model_config import LossConfig
@@ -131,11 +132,12 @@ class _Validation:
             found = to_texts(searched, hypotheses, self.tokenizer)
         unique = [decoded for decoded in found if not decoded.repeated]
         sums.errors = SetErrors.of([utterance.transcript for utterance in unique])
+        seconds = frame_seconds(self.model.encoder)
         sums.delays = [
             delay.seconds
             for decoded in unique
             for best in decoded.hypotheses[:1]
-            for delay in word_delays(best, decoded.spoken, self.tokenizer)
+            for delay in word_delays(best, decoded.spoken, self.tokenizer, seconds)
         ]
         self.sums.add(sums)
         self.samples += unique[: _SAMPLES - len(self.samples)]

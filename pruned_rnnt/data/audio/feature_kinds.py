@@ -1,0 +1,72 @@
+"""The features that a model was trained on, by their name in `model.encoder.features`.
+
+Axes: N recordings, S samples, T feature frames (10 ms), F mel bins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from lhotse.utils import LOG_EPSILON
+from torch import Tensor, nn
+
+from pruned_rnnt.data.audio.features import FEATURE_DIM, audio_features
+from pruned_rnnt.data.audio.nemo_features import nemo_features
+from pruned_rnnt.data.audio.sample_rows import sample_rows
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
+
+FeatureName = Literal["fbank", "nemo", "samples"]
+
+
+class FeatureKind(NamedTuple):
+    """How features are computed from samples at 16 kHz.
+
+    name: `fbank` are those of `pruned-rnnt prepare`, `nemo` those of NeMo's models, `samples` rows
+        of 160 samples.
+    num_mel_bins: F. Those of `fbank` that are computed here are 80.
+    """
+
+    name: FeatureName = "fbank"
+    num_mel_bins: int = FEATURE_DIM
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether they are never stored, nor computed from features of `fbank`."""
+        return self.name != "fbank"
+
+    @property
+    def padding(self) -> float:
+        """What follows shorter recordings in batches of training: a tiny log energy, or silence."""
+        return 0.0 if self.name == "samples" else LOG_EPSILON
+
+    def of_recording(self, samples_S: FloatArray) -> Tensor:
+        """The features (T, F) of a recording on the CPU; T may be 0."""
+        if self.name == "fbank":
+            return audio_features(samples_S)
+        if self.name == "samples":
+            return sample_rows(samples_S)
+        features_NTF, lengths_N = self.of_recordings([samples_S], torch.device("cpu"))
+        return features_NTF[0, : int(lengths_N[0])]
+
+    def of_recordings(
+        self, samples: Sequence[FloatArray | Pcm16Array], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """The features (N, T, F) of others than `fbank` on the device, zeros beyond the lengths (N,).
+
+        The lengths are int64 and on the CPU.
+        """
+        if self.name == "samples":
+            rows = [sample_rows(each) for each in samples]
+            lengths_N = torch.tensor([len(each) for each in rows])
+            return nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device), lengths_N
+        features_NTF, lengths_N = nemo_features(samples, device, self.num_mel_bins)
+        features_NTF = features_NTF[:, : max(1, int(lengths_N.max()))]
+        frames_T = torch.arange(features_NTF.size(1), device=device)
+        beyond_NT = frames_T >= lengths_N.to(device)[:, None]
+        return features_NTF.masked_fill(beyond_NT[:, :, None], 0.0), lengths_N
+
+
+# Of models that were not imported.
+FBANK = FeatureKind()
