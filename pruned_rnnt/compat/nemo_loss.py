@@ -1,4 +1,4 @@
-"""`loss_name: pruned_rnnt` for NVIDIA NeMo's RNN-T models.
+"""`loss_name: pruned_rnnt` for NVIDIA NeMo's RNN-T models, and `pruned_rnnt_tdt` for TDT models.
 
     from pruned_rnnt.compat import nemo_loss
 
@@ -7,8 +7,8 @@
 and in the model's YAML `loss: {loss_name: pruned_rnnt, pruned_rnnt_kwargs: {...}}`. NeMo's
 `RNNTLoss` and its joint with `fuse_loss_wer: true` then compute with `pruned_rnnt.rnnt_loss`;
 padding and reductions stay NeMo's own. `nemo_loss.use(model)` changes a model that is built
-already. NeMo is imported by these two functions alone. Only RNN-T: TDT and multi-blank models keep
-NeMo's losses.
+already. NeMo is imported by these two functions alone. NeMo hands logits to its losses, so
+that both are the exact ones. Multi-blank models keep NeMo's losses.
 
 Axes: N batch, T frames, U symbols, V vocabulary with blank.
 """
@@ -27,8 +27,10 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
 
 LOSS_NAME = "pruned_rnnt"
+TDT_LOSS_NAME = "pruned_rnnt_tdt"
 _LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
 
 
@@ -107,8 +109,8 @@ class NemoRNNTLoss(torch.nn.Module):
         if extra > 0 and self.blank == self.last_column:
             raise ValueError(
                 f"acts has {extra} columns behind the blank, column {self.blank}: durations of a "
-                "TDT model or big blanks, which this RNN-T loss does not take; leave NeMo's own "
-                "loss in place"
+                "TDT model, whose loss is loss_name: pruned_rnnt_tdt, or big blanks, which keep "
+                "NeMo's own loss"
             )
         loss = pruned_rnnt.rnnt_loss(
             acts,
@@ -128,12 +130,16 @@ class NemoRNNTLoss(torch.nn.Module):
         return loss
 
 
-def register(*, default: bool = False) -> None:
-    """Add `pruned_rnnt` to the losses that NeMo resolves by name. Calling it again is harmless.
+def register(*, default: bool = False, tdt: bool = False) -> None:
+    """Add `pruned_rnnt` and `pruned_rnnt_tdt` to the losses that NeMo resolves by name.
+
+    Calling it again is harmless.
 
     Args:
         default: also let `loss_name: default`, and models without a loss section, use
             `pruned_rnnt`. NeMo then reads `pruned_rnnt_kwargs`, not `warprnnt_numba_kwargs`.
+        tdt: also let `loss_name: tdt` use `pruned_rnnt_tdt`, with the `tdt_kwargs` of the
+            configuration.
 
     Raises:
         ImportError: NeMo's ASR collection is not installed, or has no loss resolver.
@@ -141,18 +147,21 @@ def register(*, default: bool = False) -> None:
     nemo_rnnt = _nemo_rnnt()
     resolver = nemo_rnnt.RNNT_LOSS_RESOLVER
     if LOSS_NAME not in resolver:
-        resolver[LOSS_NAME] = nemo_rnnt.RNNTLossConfig(
-            loss_name=LOSS_NAME,
-            lib_name="pruned_rnnt",
-            is_available=True,
-            installation_msg="pip install pruned_rnnt",
-            min_version=None,
-            # float16 and bfloat16 logits need no float32 copy: the recursion is in float32 anyway.
-            force_float32=False,
-        )
+        for name in (LOSS_NAME, TDT_LOSS_NAME):
+            resolver[name] = nemo_rnnt.RNNTLossConfig(
+                loss_name=name,
+                lib_name="pruned_rnnt",
+                is_available=True,
+                installation_msg="pip install pruned_rnnt",
+                min_version=None,
+                # float16 and bfloat16 logits need no float32 copy: the recursion is in float32.
+                force_float32=False,
+            )
         nemo_rnnt.resolve_rnnt_loss = _resolving(nemo_rnnt.resolve_rnnt_loss, resolver)
     if default:
         resolver["default"] = resolver[LOSS_NAME]
+    if tdt:
+        resolver["tdt"] = resolver[TDT_LOSS_NAME]
 
 
 def use(model: Any, **kwargs: Any) -> None:
@@ -162,28 +171,43 @@ def use(model: Any, **kwargs: Any) -> None:
     `model.change_vocabulary`, which rebuilds the loss from the config.
 
     Args:
-        model: an RNN-T model of NeMo, with `loss` and `joint`; the reduction stays.
-        kwargs: fastemit_lambda and the others of `NemoRNNTLoss`.
+        model: an RNN-T or TDT model of NeMo, with `loss` and `joint`; the reduction stays.
+        kwargs: fastemit_lambda and the others of `NemoRNNTLoss`; of a TDT model, those of
+            `NemoTDTLoss`, by default with durations, sigma and omega of its configuration.
 
     Raises:
         ImportError: as `register`.
-        ValueError: a TDT or multi-blank model, or an unknown keyword.
+        ValueError: a multi-blank model, durations that are not those of the joint, or an unknown
+            keyword.
     """
     extra = model.joint.num_extra_outputs
+    name = LOSS_NAME
     if extra:
-        raise ValueError(
-            f"model's joint has {extra} outputs in addition to symbols and blank (TDT durations or "
-            "big blanks); pruned_rnnt computes RNN-T losses only, so leave NeMo's own loss in place"
-        )
+        name, kwargs = TDT_LOSS_NAME, _tdt_kwargs(model) | kwargs
+        if len(kwargs.get("durations") or ()) != extra:
+            raise ValueError(
+                f"model's joint has {extra} outputs in addition to symbols and blank, and "
+                f"durations is {kwargs.get('durations')}: pass the durations of a TDT model; a "
+                "multi-blank model keeps NeMo's own loss"
+            )
     register()
     model.loss = _nemo_rnnt().RNNTLoss(
-        num_classes=model.joint.num_classes_with_blank - 1,
+        num_classes=model.joint.num_classes_with_blank - 1 - extra,
         reduction=model.loss.reduction,
-        loss_name=LOSS_NAME,
+        loss_name=name,
         loss_kwargs=kwargs,
     )
     if model.joint.fuse_loss_wer:
         model.joint.set_loss(model.loss)
+
+
+def _tdt_kwargs(model: Any) -> dict[str, Any]:
+    """durations, sigma and omega of the model's configuration, as far as it has them."""
+    loss = (getattr(model, "cfg", None) or {}).get("loss") or {}
+    if loss.get("loss_name") not in ("tdt", TDT_LOSS_NAME):
+        return {}
+    given = loss.get(f"{loss['loss_name']}_kwargs") or {}
+    return {key: given[key] for key in ("durations", "sigma", "omega") if key in given}
 
 
 def _nemo_rnnt() -> Any:
@@ -212,17 +236,34 @@ def _resolving(original: Callable[..., Any], resolver: Mapping[str, Any]) -> Cal
         loss_name: str, blank_idx: int, loss_kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         config = resolver.get(loss_name)
-        if config is None or config.loss_name != LOSS_NAME:
-            return original(loss_name, blank_idx, loss_kwargs)
-        return _loss_of(blank_idx, dict(loss_kwargs or {}))
+        kwargs = dict(loss_kwargs or {})
+        if config is not None and config.loss_name == LOSS_NAME:
+            return _loss_of(blank_idx, kwargs)
+        if config is not None and config.loss_name == TDT_LOSS_NAME:
+            _check_keys(NemoTDTLoss, f"{loss_name}_kwargs", kwargs)
+            if "durations" not in kwargs:
+                raise ValueError(
+                    f"{loss_name}_kwargs has no durations; it needs those of the joint's last "
+                    "outputs, for example [0, 1, 2, 3, 4]"
+                )
+            return NemoTDTLoss(blank_idx, **kwargs)
+        return original(loss_name, blank_idx, loss_kwargs)
 
     return resolve_rnnt_loss
 
 
 def _loss_of(blank: int, kwargs: dict[str, Any]) -> NemoRNNTLoss:
+    _check_keys(NemoRNNTLoss, "pruned_rnnt_kwargs", kwargs)
+    loss = NemoRNNTLoss(blank, **kwargs)
+    loss.last_column = blank
+    return loss
+
+
+def _check_keys(kind: type[torch.nn.Module], section: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key that is no keyword of the loss."""
     known = [
         name
-        for name, parameter in inspect.signature(NemoRNNTLoss).parameters.items()
+        for name, parameter in inspect.signature(kind).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
     for name in kwargs:
@@ -230,9 +271,5 @@ def _loss_of(blank: int, kwargs: dict[str, Any]) -> NemoRNNTLoss:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
             raise ValueError(
-                f"pruned_rnnt_kwargs has the unknown key {name!r}; {hint}The keys are "
-                f"{', '.join(known)}"
+                f"{section} has the unknown key {name!r}; {hint}The keys are {', '.join(known)}"
             )
-    loss = NemoRNNTLoss(blank, **kwargs)
-    loss.last_column = blank
-    return loss

@@ -1,18 +1,20 @@
-"""The RNN-T loss of Hugging Face transformers' `ParakeetForRNNT`, without torchaudio.
+"""The losses of Hugging Face transformers' `ParakeetForRNNT` and `ParakeetForTDT`.
 
     from pruned_rnnt.compat import transformers_loss
 
     transformers_loss.register()         # for all models, or: transformers_loss.use(model)
 
-Only RNN-T: `ParakeetForTDT` keeps its own loss. transformers is imported by `register` alone.
+torchaudio is not needed. The models hand logits to their losses, so that both are the exact ones.
+transformers is imported by `register` alone.
 
-Axes: N batch, T frames, U symbols, V vocabulary with blank.
+Axes: N batch, T frames, U symbols, V vocabulary with blank, K durations.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,12 +24,9 @@ from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.loss.checks import check_integers
 
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
-_LOSS_TYPE = "ParakeetForRNNT"
-_NO_TDT = (
-    "this module replaces RNN-T losses only; the TDT loss (token-and-duration transducer, "
-    "pruned_rnnt.rnnt_loss_tdt) is not available here yet, so leave the model's own TDT loss in "
-    "place"
-)
+_LOSS_TYPE, _TDT_LOSS_TYPE = "ParakeetForRNNT", "ParakeetForTDT"
+_OPTIONS = ("reduction", "fastemit_lambda", "clamp", "delay_penalty")
+_TDT_OPTIONS = (*_OPTIONS, "sigma", "omega")
 
 
 @named_as({"blank": "blank_token_id"})
@@ -63,9 +62,7 @@ def rnnt_loss(
     Raises:
         ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss`.
     """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction is {reduction!r}; it must be one of {REDUCTIONS}")
-    check_integers("target_lengths", target_lengths)
+    _check(reduction, target_lengths)
     each = pruned_rnnt.rnnt_loss(
         logits,
         targets,
@@ -77,6 +74,68 @@ def rnnt_loss(
         delay_penalty=delay_penalty,
         reduction="none",
     )
+    return _reduced(each, target_lengths, reduction)
+
+
+@named_as({"blank": "blank_token_id", "logits": "token_logits"})
+def tdt_loss(
+    token_logits: Tensor,
+    duration_logits: Tensor,
+    targets: Tensor,
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    blank_token_id: int,
+    durations: Sequence[int],
+    sigma: float = 0.0,
+    reduction: str = "mean",
+    *,
+    omega: float = 0.0,
+    fastemit_lambda: float = 0.0,
+    clamp: float | None = None,
+    delay_penalty: float = 0.0,
+) -> Tensor:
+    """`transformers.loss.loss_tdt.tdt_loss`.
+
+    Args:
+        token_logits: (N, T, U + 1, V); float32, float64, float16 or bfloat16, used as they are.
+        duration_logits: (N, T, U + 1, K).
+        durations: of the K columns.
+        sigma, omega: as of `pruned_rnnt.rnnt_loss_tdt`; transformers has no omega.
+        Remaining arguments: as of `rnnt_loss`.
+
+    Returns:
+        (N,) for reduction `none`, else a scalar; float64 for float64 logits, else float32.
+
+    Raises:
+        ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss_tdt`.
+    """
+    _check(reduction, target_lengths)
+    each = pruned_rnnt.rnnt_loss_tdt(
+        token_logits,
+        duration_logits,
+        targets,
+        logit_lengths,
+        target_lengths,
+        durations=tuple(durations),
+        sigma=sigma,
+        omega=omega,
+        blank=blank_token_id,
+        fastemit_lambda=fastemit_lambda,
+        clamp=clamp,
+        delay_penalty=delay_penalty,
+        reduction="none",
+    )
+    return _reduced(each, target_lengths, reduction)
+
+
+def _check(reduction: str, target_lengths: Tensor) -> None:
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction is {reduction!r}; it must be one of {REDUCTIONS}")
+    check_integers("target_lengths", target_lengths)
+
+
+def _reduced(each: Tensor, target_lengths: Tensor, reduction: str) -> Tensor:
+    """The reduction of the losses (N,), as transformers has it."""
     symbols = target_lengths.to(each)
     if reduction == "mean_volume":
         return each.sum() / symbols.sum()
@@ -102,37 +161,80 @@ def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
             `rnnt_loss`.
     """
     if "duration_logits" in arguments:
-        raise ValueError(f"duration_logits is given: {_NO_TDT}")
-    needed = ("logits", "labels", "logit_lengths", "label_lengths", "blank_token_id")
-    missing = [name for name in needed if name not in arguments]
-    if missing:
         raise ValueError(
-            f"the model calls its loss function without {', '.join(missing)}; parakeet_rnnt_loss "
-            "is for models that call it as ParakeetForRNNT does"
+            "duration_logits is given, which an RNN-T loss would ignore: this model needs "
+            "parakeet_tdt_loss, which register() and use(model) choose for it"
         )
-    logits, targets, logit_lengths, target_lengths, blank = (arguments[name] for name in needed)
-    optional = ("reduction", "fastemit_lambda", "clamp", "delay_penalty")
+    needed = ("logits", "labels", "logit_lengths", "label_lengths", "blank_token_id")
+    logits, targets, logit_lengths, target_lengths, blank = _given(
+        arguments, needed, "parakeet_rnnt_loss", _LOSS_TYPE
+    )
     return rnnt_loss(
         logits,
         targets.to(logits.device),
         logit_lengths,
         target_lengths,
         blank,
-        **{name: arguments[name] for name in optional if name in arguments},
+        **{name: arguments[name] for name in _OPTIONS if name in arguments},
     )
 
 
-def register(**options: Any) -> None:
-    """Make every `ParakeetForRNNT`, built before or after, compute its loss with pruned_rnnt.
+def parakeet_tdt_loss(**arguments: Any) -> Tensor:
+    """The `loss_function` of `ParakeetForTDT`; replaces `ParakeetForTDTLoss`.
 
     Args:
-        options: reduction, fastemit_lambda, clamp, delay_penalty of `rnnt_loss`, for all models.
+        arguments: token_logits, duration_logits, labels, logit_lengths, label_lengths,
+            blank_token_id, durations and optionally reduction, sigma, omega, fastemit_lambda,
+            clamp, delay_penalty, as of `tdt_loss`. Others that transformers passes to every loss
+            are ignored, as there.
+
+    Raises:
+        ValueError: an argument is missing, and as `tdt_loss`.
+    """
+    needed = ("token_logits", "duration_logits", "labels", "logit_lengths", "label_lengths")
+    needed = (*needed, "blank_token_id", "durations")
+    logits, duration_logits, targets, logit_lengths, target_lengths, blank, durations = _given(
+        arguments, needed, "parakeet_tdt_loss", _TDT_LOSS_TYPE
+    )
+    return tdt_loss(
+        logits,
+        duration_logits,
+        targets.to(logits.device),
+        logit_lengths,
+        target_lengths,
+        blank,
+        durations,
+        **{name: arguments[name] for name in _TDT_OPTIONS if name in arguments},
+    )
+
+
+def _given(
+    arguments: Mapping[str, Any], needed: Sequence[str], loss: str, model: str
+) -> tuple[Any, ...]:
+    """The needed arguments; ValueError if some are missing."""
+    missing = [name for name in needed if name not in arguments]
+    if missing:
+        raise ValueError(
+            f"the model calls its loss function without {', '.join(missing)}; {loss} is for models "
+            f"that call it as {model} does"
+        )
+    return tuple(arguments[name] for name in needed)
+
+
+def register(**options: Any) -> None:
+    """Make all models compute their loss with pruned_rnnt: `ParakeetForRNNT` and `ParakeetForTDT`.
+
+    It does not matter if they are built before or after the call.
+
+    Args:
+        options: reduction, fastemit_lambda, clamp, delay_penalty of `rnnt_loss` and `tdt_loss`, for
+            all models; sigma and omega, for those of TDT.
 
     Raises:
         ImportError: transformers is not installed, or has no RNN-T loss.
         ValueError: an unknown option.
     """
-    loss = _with_options(options)
+    _check_options(options, _TDT_OPTIONS, "TDT")
     try:
         loss_utils = importlib.import_module("transformers.loss.loss_utils")
     except ImportError as error:
@@ -145,29 +247,34 @@ def register(**options: Any) -> None:
             f"this version of transformers has no {_LOSS_TYPE} loss to replace; install one that "
             f"has {_LOSS_TYPE} (tested with transformers 5.23)"
         )
-    loss_utils.LOSS_MAPPING[_LOSS_TYPE] = loss
+    own = {name: value for name, value in options.items() if name in _OPTIONS}
+    loss_utils.LOSS_MAPPING[_LOSS_TYPE] = functools.partial(parakeet_rnnt_loss, **own)
+    if _TDT_LOSS_TYPE in loss_utils.LOSS_MAPPING:
+        loss_utils.LOSS_MAPPING[_TDT_LOSS_TYPE] = functools.partial(parakeet_tdt_loss, **options)
 
 
 def use(model: Any, **options: Any) -> None:
     """Make one model compute its loss with pruned_rnnt.
 
     Args:
-        model: a `ParakeetForRNNT`, or another model that calls its loss function as that does.
-        options: as of `register`.
+        model: a `ParakeetForRNNT` or `ParakeetForTDT`, or another model that calls its loss
+            function as these do. A model with durations in its configuration gets the TDT loss.
+        options: as of `register`; sigma and omega only for TDT.
 
     Raises:
-        ValueError: a TDT model, or an unknown option.
+        ValueError: an unknown option.
     """
     if getattr(getattr(model, "config", None), "durations", None) is not None:
-        raise ValueError(f"model is a {type(model).__name__}: {_NO_TDT}")
-    model.loss_function = _with_options(options)
+        _check_options(options, _TDT_OPTIONS, "TDT")
+        model.loss_function = functools.partial(parakeet_tdt_loss, **options)
+        return
+    _check_options(options, _OPTIONS, "RNN-T")
+    model.loss_function = functools.partial(parakeet_rnnt_loss, **options)
 
 
-def _with_options(options: dict[str, Any]) -> Any:
-    known = ("reduction", "fastemit_lambda", "clamp", "delay_penalty")
+def _check_options(options: Mapping[str, Any], known: Sequence[str], loss: str) -> None:
     for name in options:
         if name not in known:
             raise ValueError(
-                f"{name!r} is not an option of the RNN-T loss; it must be one of {known}"
+                f"{name!r} is not an option of the {loss} loss; it must be one of {tuple(known)}"
             )
-    return functools.partial(parakeet_rnnt_loss, **options)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.search.tdt_greedy import SHERPA_MAX_SYMBOLS
+from pruned_rnnt.export.tdt_graphs import has_nemo_layout
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -18,6 +19,8 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 
 _BEAM_SIZE = 4
+# Of an RNN-T model in NeMo's layout, in a frame.
+SHERPA_MAX_NEMO_SYMBOLS = 10
 
 
 def check_predictor(model: TransducerModel) -> None:
@@ -47,8 +50,8 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
         yield (
             f"decode.method is {decode.method}, but sherpa-onnx searches with predictor and joiner"
         )
-    if model.loss_config.durations:
-        yield from _tdt_differences(decode)
+    if has_nemo_layout(model):
+        yield from _nemo_differences(model, decode)
         return
     if model.loss_config.rnnt_type == "regular":
         yield (
@@ -72,15 +75,23 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
             yield "decode.length_norm is false, but sherpa-onnx always divides scores by length"
 
 
-def _tdt_differences(decode: DecodeConfig) -> Iterator[str]:
+def _nemo_differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
+    is_nemo = model.config.encoder.features == "nemo"
+    is_tdt = bool(model.loss_config.durations)
     yield (
-        "sherpa-onnx computes other features for TDT models, which the encoder converts into those "
-        "of training, but not exactly"
+        "sherpa-onnx computes the features of NeMo's models with another window, mel filters up to "
+        "7.6 kHz, and frames 5 ms later"
+        if is_nemo
+        else "sherpa-onnx computes other features for TDT models, which the encoder converts into "
+        "those of training, but not exactly"
     )
-    if decode.max_symbols_per_frame not in (0, SHERPA_MAX_SYMBOLS):
+    most = SHERPA_MAX_SYMBOLS if is_tdt else SHERPA_MAX_NEMO_SYMBOLS
+    ours = decode.max_symbols_per_frame or (SHERPA_MAX_SYMBOLS if is_tdt else 1)
+    if ours != most:
         yield (
             f"decode.max_symbols_per_frame is {decode.max_symbols_per_frame}, but sherpa-onnx "
-            f"emits at most {SHERPA_MAX_SYMBOLS} symbols of a TDT model per frame"
+            f"emits at most {most} symbols of {'a TDT model' if is_tdt else 'such a model'} per "
+            "frame"
         )
     if not decode.skip_unknown:
         yield "decode.skip_unknown is false, but the exported model never emits <unk>"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.graphs import (
     Graph,
@@ -34,6 +34,7 @@ from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.export.tdt_graphs import (
     TdtEncoderGraph,
     check_tdt_export,
+    has_nemo_layout,
     tdt_graphs,
     tdt_metadata,
     tdt_tokens,
@@ -92,9 +93,11 @@ def encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
             of a Conformer; impossible sizes, half precision for a Zipformer, or a FastConformer.
     """
     if isinstance(model.encoder, FastConformer):
+        what = "a CTC model" if isinstance(model, CtcModel) else "model.encoder.features=fbank"
         raise ExportError(
-            "model.encoder.kind is fastconformer, which `export --format onnx` does not support: "
-            "use --format torch"
+            f"model.encoder.kind is fastconformer, which `export --format onnx` does not support "
+            f"with {what}: use --format torch, or export a transducer of model.encoder.features="
+            "nemo or of loss.durations"
         )
     if isinstance(model.encoder, TransformersEncoder):
         raise ExportError(
@@ -135,9 +138,10 @@ def exported_graphs(model: SpeechModel, options: OnnxOptions) -> tuple[Graph, ..
     """
     if not isinstance(model, TransducerModel):
         return (encoder_graph(model, options),)
-    check_predictor(model)
-    if model.loss_config.durations and not isinstance(model.encoder, FastConformer):
-        check_tdt_export(streaming=options.streaming, fp16=options.fp16)
+    if model.config.encoder.features == "fbank":
+        check_predictor(model)
+    if has_nemo_layout(model):
+        check_tdt_export(model, streaming=options.streaming, fp16=options.fp16)
         return tdt_graphs(model)
     return (encoder_graph(model, options), decoder(model), joiner(model))
 
@@ -184,7 +188,7 @@ def export_onnx(
         if options.fp16:
             write_fp16(path, folder / file_name(graph.name, "fp16"))
     tokenizer.save(folder)
-    if settings["kind"] == "tdt":
+    if has_nemo_layout(model):
         (folder / "tokens.txt").write_text(tdt_tokens(tokenizer.symbols), encoding="utf-8")
     shutil.copyfile(_RECOGNISE, folder / "recognise.py")
     (folder / SETTINGS_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -217,16 +221,20 @@ def _settings(
         )
     else:
         settings["model_type"] = "transducer"
-    if settings["kind"] == "tdt":
+    if has_nemo_layout(model):
         settings["model_type"] = "nemo_transducer"
-        settings["longest_duration"] = max(model.loss_config.durations)
+        settings["features"] = config.features
+        settings["frame_ms"] = round(1000 * frame_seconds(model.encoder))
+        settings["longest_duration"] = max(model.loss_config.durations, default=None)
     return settings
 
 
 def _kind(model: SpeechModel) -> str:
     if isinstance(model, CtcModel):
         return "ctc"
-    return "tdt" if model.loss_config.durations else "transducer"
+    if model.loss_config.durations:
+        return "tdt"
+    return "nemo" if has_nemo_layout(model) else "transducer"
 
 
 def _metadata(graph: Graph, model: SpeechModel, source: str) -> dict[str, str]:

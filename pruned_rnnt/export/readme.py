@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pruned_rnnt.decode.search.tdt_greedy import SHERPA_MAX_SYMBOLS
+from pruned_rnnt.export.differences import SHERPA_MAX_NEMO_SYMBOLS
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 
 HERE = "."
-_TITLES = {"ctc": "CTC", "tdt": "TDT", "transducer": "transducer"}
+_TITLES = {"ctc": "CTC", "tdt": "TDT", "transducer": "transducer", "nemo": "RNN-T"}
 _TORCH = """\
 ## Use
 
@@ -78,18 +80,30 @@ characters, and has the language tags of models that write them (`<|tr|>`). `rec
 tokens itself, and so gives the text of `pruned-rnnt decode`.
 """
 
-_TDT_DECODING = """
+_NEMO_DECODING = """
 ## Decoding
 
-The model skips frames: with each symbol or blank it predicts a duration of up to {longest} frames
-of 40 ms. sherpa-onnx runs it as a TDT model of NeMo (`model_type` nemo_transducer). At most 5
-symbols are emitted in a frame, and `<unk>` is never emitted, as in `pruned-rnnt decode`. The blank
-is the last symbol of tokens.txt.
+{durations}sherpa-onnx runs it as a model of NeMo (`model_type` nemo_transducer). At most {most}
+symbols are emitted in a frame, and `<unk>` is never emitted, as in `pruned-rnnt decode` with
+decode.max_symbols_per_frame={most}. The blank is the last symbol of tokens.txt.
 
+{features}
+"""
+
+_DURATIONS = """\
+The model skips frames: with each symbol or blank it predicts a duration of up to {longest} frames
+of {frame_ms} ms. """
+
+_FEATURES = {
+    "fbank": """\
 For such models sherpa-onnx uses mel filters (those of librosa) that differ from those of training.
 The encoder converts the features, but not exactly: texts may differ from those of
-`pruned-rnnt decode`, especially where the audio is very quiet.
-"""
+`pruned-rnnt decode`, especially where the audio is very quiet.""",
+    "nemo": """\
+The features that sherpa-onnx computes for such models are those of NeMo but for the window (Povey's
+instead of Hann's), the mel filters, which end at 7.6 instead of 8 kHz, and the centres of the
+frames, which are 5 ms later. Texts may differ from those of `pruned-rnnt decode`.""",
+}
 
 _CTC_DECODING = """
 ## Decoding
@@ -102,10 +116,11 @@ The blank is 0. sherpa-onnx takes the most probable symbol of each frame of 40 m
 _TIMES = """
 ## Times
 
-The timestamps of sherpa-onnx say where the model emitted them, in frames of 40 ms, not where the
-symbols were spoken: {delay}. `pruned-rnnt decode` prints the delay of a model if the data have word
-times. For times of words use `pruned-rnnt transcribe` with the run, or with an export of `--format
-torch`: these use the model's CTC head, and the calibration of the run (`decode --calibrate`).
+The timestamps of sherpa-onnx say where the model emitted them, in frames of {frame_ms} ms, not
+where the symbols were spoken: {delay}. `pruned-rnnt decode` prints the delay of a model if the data
+have word times. For times of words use `pruned-rnnt transcribe` with the run, or with an export of
+`--format torch`: these use the model's CTC head, and the calibration of the run (`decode
+--calibrate`).
 """
 _DELAYS = {
     False: "a model that sees all of the audio may emit a word before or after it is spoken",
@@ -146,32 +161,40 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
     """Of a folder of `--format onnx`, from its settings."""
     program = "sherpa-onnx" if settings["streaming"] else "sherpa-onnx-offline"
     others = [name for name in settings["precisions"] if name != "fp32"]
-    is_ctc, is_tdt = settings["kind"] == "ctc", settings["kind"] == "tdt"
+    is_ctc, is_nemo = settings["kind"] == "ctc", settings["kind"] in ("tdt", "nemo")
     model = "--encoder=encoder.onnx --decoder=decoder.onnx --joiner=joiner.onnx"
-    if is_tdt:
+    if is_nemo:
         model += " --model-type=nemo_transducer"
     if is_ctc:
         option = "zipformer2-ctc-model" if settings["streaming"] else "zipformer-ctc-model"
         model = f"--{option}=model.onnx"
     text = _SHARED.format(
-        load="" if is_tdt else _LOAD.format(load_name=load_name),
+        load="" if is_nemo else _LOAD.format(load_name=load_name),
         source=settings["source"],
         kind=_TITLES[settings["kind"]],
-        method="" if is_ctc or is_tdt else "`--method modified_beam_search` uses beam search, ",
+        method="" if is_ctc or is_nemo else "`--method modified_beam_search` uses beam search, ",
         other="".join(f", `--precision {name}` uses the {name} files" for name in others),
         command=" \\\n      ".join([f"{program} --tokens=tokens.txt", model, "a.wav"]),
         sample_rate=settings["sample_rate"],
         feature_dim=settings["feature_dim"],
         shortest_seconds=settings["shortest_seconds"],
         features="sherpa-onnx computes them by itself (see below)."
-        if is_tdt
+        if is_nemo
         else "These are sherpa-onnx's defaults.",
     )
-    if is_tdt:
-        text += _TDT_DECODING.format(longest=settings["longest_duration"])
+    frame_ms = settings.get("frame_ms", 40)
+    if is_nemo:
+        is_tdt = settings["kind"] == "tdt"
+        text += _NEMO_DECODING.format(
+            durations=_DURATIONS.format(longest=settings["longest_duration"], frame_ms=frame_ms)
+            if is_tdt
+            else "",
+            most=SHERPA_MAX_SYMBOLS if is_tdt else SHERPA_MAX_NEMO_SYMBOLS,
+            features=_FEATURES[settings.get("features", "fbank")],
+        )
     else:
         text += _CTC_DECODING if is_ctc else _TRANSDUCER_DECODING
-    text += _TIMES.format(delay=_DELAYS[settings["streaming"]])
+    text += _TIMES.format(delay=_DELAYS[settings["streaming"]], frame_ms=frame_ms)
     if settings["differences"]:
         lines = "\n".join(f"- {line}." for line in settings["differences"])
         text += _DIFFERENCES.format(lines=lines)

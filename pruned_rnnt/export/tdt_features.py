@@ -48,10 +48,13 @@ class KaldiFeatures(nn.Module):
         return energies_NFT.clamp(min=floor).log().transpose(1, 2)
 
 
-def sherpa_tdt_features(samples_S: FloatArray) -> Tensor:
-    """(T, F) features of samples at 16 kHz, as sherpa-onnx computes them for TDT models."""
-    layer = Wav2LogFilterBank(remove_dc_offset=False, num_filters=FEATURE_DIM)
-    layer._fb.copy_(torch.from_numpy(_slaney_filters()))
+def sherpa_tdt_features(samples_S: FloatArray, num_mel_bins: int = FEATURE_DIM) -> Tensor:
+    """(T, F) features of samples at 16 kHz, as sherpa-onnx computes them for TDT models.
+
+    Not normalised, which it does for the models of NeMo.
+    """
+    layer = Wav2LogFilterBank(remove_dc_offset=False, num_filters=num_mel_bins)
+    layer._fb.copy_(torch.from_numpy(_slaney_filters(num_mel_bins)))
     features_NTF: Tensor = layer(torch.from_numpy(samples_S)[None])
     return features_NTF[0]
 
@@ -61,14 +64,14 @@ def _conversion() -> np.ndarray:
     would amplify noise."""
     from scipy.optimize import nnls
 
-    slaney_WF = _slaney_filters()
+    slaney_WF = _slaney_filters(FEATURE_DIM)
     kaldi_WF = Wav2LogFilterBank(num_filters=FEATURE_DIM)._fb.numpy()
     return np.stack([nnls(slaney_WF, column)[0] for column in kaldi_WF.T], axis=1)
 
 
-def _slaney_filters() -> np.ndarray:
+def _slaney_filters(num_mel_bins: int) -> np.ndarray:
     """(W, F) triangles of equal area, equally spaced on Slaney's scale."""
-    borders = _hertz(np.linspace(0.0, _mel(_HIGH_HERTZ), FEATURE_DIM + 2))
+    borders = _hertz(np.linspace(0.0, _mel(_HIGH_HERTZ), num_mel_bins + 2))
     left_F, centre_F, right_F = borders[:-2], borders[1:-1], borders[2:]
     hertz_W1 = np.linspace(0.0, SAMPLING_RATE / 2, _FFT_LENGTH // 2 + 1)[:, None]
     rising_WF = (hertz_W1 - left_F) / (centre_F - left_F)

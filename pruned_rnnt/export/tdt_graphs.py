@@ -1,17 +1,21 @@
-"""The graphs of an exported TDT model, in the form that sherpa-onnx runs: that of NeMo's exports.
+"""The graphs of a TDT model, or of a model from NeMo, in the form of NeMo's exports.
 
 Axes: N batch, F mel bins, T feature frames, T' encoder frames, J joiner width, C context size of
-the predictor, V vocabulary, D frames of the longest duration.
+the predictor, L its LSTM layers, P its width, V vocabulary, D frames of the longest duration.
 
     encoder  audio_signal (N,F,T), length (N)                       -> outputs (N,J,T'), lengths (N)
-    decoder  targets (N,1) int32, target_length (N) int32, two states (1,N,1)
+    decoder  targets (N,1) int32, target_length (N) int32, two states (L,N,P)
                                                  -> outputs (N,J,1), lengths, next states
     joiner   encoder_outputs (N,J,1), decoder_outputs (N,J,1)       -> logits (N,1,1,V+D+1)
 
-The blank is the last symbol there: the ids of all others are one less than ours. The features
-differ from ours, see tdt_features.py. A duration is the index of its logit. The first state is the
-symbol before the target as a float, one more than our id, so that the initial 0 stands for -1, the
-context before the first symbol. The second state is not used.
+The blank is the last symbol there: the ids of all others are one less than ours. A duration is the
+index of its logit; without durations there are V logits. The states of an LSTM are its outputs and
+cells, zero at the start. Those of a stateless predictor are (1,N,1): the first one is the symbol
+before the target as a float, one more than our id, so that the initial 0 stands for -1, the context
+before the first symbol; the second one is not used.
+
+The features that sherpa-onnx computes for such models differ a little from those of training: a
+graph for our features converts them (tdt_features.py), one for NeMo's uses them as they are.
 """
 
 from __future__ import annotations
@@ -24,7 +28,8 @@ from torch import Tensor, nn
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.export.graphs import MAX_FRAMES, MIN_FRAMES, Graph
 from pruned_rnnt.export.tdt_features import KaldiFeatures
-from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.model.lstm_predictor import LstmPredictor
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 
@@ -35,11 +40,15 @@ _MODEL_TYPE = "EncDecRNNTBPEModel"
 
 
 class TdtEncoderGraph(nn.Module):
-    """The encoder and the joiner's projection, for the features of sherpa-onnx."""
+    """The encoder and the joiner's projection, for the features of sherpa-onnx.
+
+    sherpa-onnx has normalised those of `normalize_type`; to do so again changes nothing.
+    """
 
     def __init__(self, model: TransducerModel) -> None:
         super().__init__()
-        self.features = KaldiFeatures()
+        is_nemo = model.config.encoder.features == "nemo"
+        self.features = NemoFeatures() if is_nemo else KaldiFeatures()
         self.encoder = model.encoder
         self.projection = model.joiner.encoder_proj
 
@@ -48,8 +57,40 @@ class TdtEncoderGraph(nn.Module):
         return self.projection(encoded_NTE).transpose(1, 2), lengths
 
 
+class NemoFeatures(nn.Module):
+    """Log-energies of NeMo's filters (N, F, T) -> (N, T, F)."""
+
+    def forward(self, features_NFT: Tensor) -> Tensor:
+        return features_NFT.transpose(1, 2)
+
+
+class LstmDecoderGraph(nn.Module):
+    """An LSTM predictor and the joiner's projection, for one symbol."""
+
+    def __init__(self, model: TransducerModel) -> None:
+        super().__init__()
+        assert isinstance(model.predictor, LstmPredictor)
+        self.predictor = model.predictor
+        self.projection = model.joiner.decoder_proj
+        self.vocab_size = model.vocab_size
+        self.state_sizes = model.predictor.config.layers, model.predictor.config.dim
+
+    def forward(
+        self, targets: Tensor, target_length: Tensor, hidden_LNP: Tensor, cell_LNP: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        symbols_N = (targets[:, 0].long() + 1) % self.vocab_size
+        # Not the LSTM module: this is the step of our search.
+        state = hidden_LNP.transpose(0, 1), cell_LNP.transpose(0, 1)
+        output_NP, state = self.predictor.step(symbols_N, state)
+        output_NJ = self.projection(output_NP)
+        hidden_LNP, cell_LNP = (x_NLP.transpose(0, 1) for x_NLP in state)
+        return output_NJ[:, :, None], target_length + 0, hidden_LNP, cell_LNP
+
+
 class TdtDecoderGraph(nn.Module):
-    """The predictor and the joiner's projection, for one symbol."""
+    """A stateless predictor and the joiner's projection, for one symbol."""
+
+    state_sizes = 1, 1
 
     def __init__(self, model: TransducerModel) -> None:
         super().__init__()
@@ -89,13 +130,18 @@ class TdtJoinerGraph(nn.Module):
         symbols = [symbol for symbol in range(model.vocab_size) if symbol != blank]
         self.register_buffer("order", torch.tensor([*symbols, blank]))
         durations = model.loss_config.durations
+        self.has_durations = bool(durations)
         # A duration that the model does not have takes the place after the last one.
-        places = [durations.index(d) if d in durations else len(durations) for d in _all(durations)]
+        all_durations = range(max(durations, default=-1) + 1)
+        places = [durations.index(d) if d in durations else len(durations) for d in all_durations]
         self.register_buffer("places", torch.tensor(places))
 
     def forward(self, encoder_outputs: Tensor, decoder_outputs: Tensor) -> Tensor:
         inputs = encoder_outputs[:, :, 0], decoder_outputs[:, :, 0]
-        logits_NV, duration_logits_NK = self.joiner.with_durations(*inputs)
+        if self.has_durations:
+            logits_NV, duration_logits_NK = self.joiner.with_durations(*inputs)
+        else:
+            logits_NV, duration_logits_NK = self.joiner(*inputs), None
         logits_NV = logits_NV.index_select(1, self.order)
         if self.has_unknown:
             others = logits_NV[:, : UNKNOWN_ID - 1], logits_NV[:, UNKNOWN_ID:-1]
@@ -103,14 +149,12 @@ class TdtJoinerGraph(nn.Module):
             blank_N1 = torch.maximum(logits_NV[:, -1:], unknown_N1)
             never_N1 = torch.full_like(unknown_N1, _NEVER)
             logits_NV = torch.cat((others[0], never_N1, others[1], blank_N1), dim=1)
+        if duration_logits_NK is None:
+            return logits_NV[:, None, None]
         missing_N1 = torch.full_like(duration_logits_NK[:, :1], _NEVER)
         with_missing = torch.cat((duration_logits_NK, missing_N1), dim=1)
         durations_ND = with_missing.index_select(1, self.places)
         return torch.cat((logits_NV, durations_ND), dim=1)[:, None, None]
-
-
-def _all(durations: tuple[int, ...]) -> range:
-    return range(max(durations) + 1)
 
 
 def tdt_graphs(model: TransducerModel) -> tuple[Graph, ...]:
@@ -127,10 +171,12 @@ def tdt_graphs(model: TransducerModel) -> tuple[Graph, ...]:
         dynamic_axes=({0: batch, 2: frames}, {0: batch}),
     )
     symbols = torch.zeros(2, 1, dtype=torch.int32)
-    states = torch.zeros(1, 2, 1), torch.zeros(1, 2, 1)
+    module = _decoder(model)
+    layers, size = module.state_sizes
+    states = torch.zeros(layers, 2, size), torch.zeros(layers, 2, size)
     decoder = Graph(
         name="decoder",
-        module=TdtDecoderGraph(model),
+        module=module,
         inputs=(symbols, torch.ones(2, dtype=torch.int32), *states),
         input_names=("targets", "target_length", "states.1", "states.2"),
         output_names=("outputs", "prednet_lengths", "next_states.1", "next_states.2"),
@@ -147,31 +193,53 @@ def tdt_graphs(model: TransducerModel) -> tuple[Graph, ...]:
     return encoder, decoder, joiner
 
 
-def check_tdt_export(*, streaming: bool, fp16: bool) -> None:
-    """Raise ExportError for options that sherpa-onnx or the features do not support."""
+def _decoder(model: TransducerModel) -> LstmDecoderGraph | TdtDecoderGraph:
+    is_lstm = isinstance(model.predictor, LstmPredictor)
+    return LstmDecoderGraph(model) if is_lstm else TdtDecoderGraph(model)
+
+
+def has_nemo_layout(model: SpeechModel) -> bool:
+    """Whether a model is exported as one of NeMo: it has durations, or NeMo's features."""
+    return isinstance(model, TransducerModel) and (
+        bool(model.loss_config.durations) or model.config.encoder.features == "nemo"
+    )
+
+
+def check_tdt_export(model: TransducerModel, *, streaming: bool, fp16: bool) -> None:
+    """Raise ExportError for options and models that sherpa-onnx or the features do not support."""
+    kind = "loss.durations" if model.loss_config.durations else "model.encoder.features=nemo"
+    if model.loss_config.hat:
+        raise ExportError(f"loss.hat is true, which sherpa-onnx does not run for a model of {kind}")
     if streaming:
+        advice = ""
+        if not kind.endswith("nemo"):
+            advice = ", or use `pruned-rnnt transcribe` for streams"
         raise ExportError(
-            "--streaming does not work for a model of loss.durations: sherpa-onnx cannot stream "
-            "TDT models; export without it, or use `pruned-rnnt transcribe` for streams"
+            f"--streaming does not work for a model of {kind}: sherpa-onnx cannot stream TDT "
+            f"models, and the features of NeMo are computed from whole recordings; export without "
+            f"it{advice}"
         )
     if fp16:
         raise ExportError(
-            "--fp16 does not work for a model of loss.durations: the energies of its features are "
+            f"--fp16 does not work for a model of {kind}: the energies of its features are "
             "too small for half precision; use --int8"
         )
 
 
 def tdt_metadata(model: TransducerModel) -> dict[str, Any]:
     """The metadata that sherpa-onnx reads from the encoder; vocab_size excludes the blank."""
+    layers, size = _decoder(model).state_sizes
+    encoder = model.encoder.config
+    norm = getattr(encoder, "feature_norm", "none")
     return {
         "model_type": _MODEL_TYPE,
-        # With this value, sherpa-onnx expects durations in the joiner's output.
-        "url": "tdt",
+        # With `tdt`, sherpa-onnx expects durations in the joiner's output.
+        "url": "tdt" if model.loss_config.durations else "",
         "vocab_size": model.vocab_size - 1,
-        "subsampling_factor": SUBSAMPLING_FACTOR,
-        "normalize_type": "",
-        "pred_rnn_layers": 1,
-        "pred_hidden": 1,
+        "subsampling_factor": model.encoder.subsampling_factor,
+        "normalize_type": "per_feature" if (encoder.features, norm) == ("nemo", "bins") else "",
+        "pred_rnn_layers": layers,
+        "pred_hidden": size,
         "feat_dim": model.encoder.config.num_mel_bins,
     }
 

@@ -17,18 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
+from pruned_rnnt.data.audio.feature_kinds import FeatureKind
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, WORD_START, Tokenizer
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
+from pruned_rnnt.export.differences import SHERPA_MAX_NEMO_SYMBOLS
 from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.export.tdt_features import sherpa_tdt_features
-from pruned_rnnt.export.tdt_graphs import TdtEncoderGraph
+from pruned_rnnt.export.tdt_graphs import TdtEncoderGraph, has_nemo_layout
 from pruned_rnnt.export.verify_tdt import compare_tdt, converted_features
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -85,7 +87,7 @@ class Verification:
         )
         if self.own_features is not None:
             yield (
-                "sherpa-onnx computes other features for TDT models, which the encoder converts: "
+                "sherpa-onnx computes other features for such models: "
                 f"{self.own_features} of {len(self.texts)} texts equal those of our greedy search "
                 "on the features of training"
             )
@@ -112,7 +114,9 @@ def verify(
     require(*ONNX_PACKAGES, *VERIFY_PACKAGES)
     settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
     samples = [_samples(path, settings) for path in audio]
-    features = [audio_features(samples_S) for samples_S in samples]
+    encoder = model.config.encoder
+    kind = FeatureKind(encoder.features, encoder.num_mel_bins)
+    features = [kind.of_recording(samples_S) for samples_S in samples]
     # sherpa-onnx emits <unk> of CTC models.
     is_silent = isinstance(model, TransducerModel) and model.vocab_size > UNKNOWN_ID
     silent = [UNKNOWN_ID] if is_silent else []
@@ -120,7 +124,7 @@ def verify(
     texts = own_texts = [_text(tokenizer, symbols) for symbols in ours]
     is_tdt = isinstance(graphs[0].module, TdtEncoderGraph)
     if is_tdt:
-        features = [sherpa_tdt_features(samples_S) for samples_S in samples]
+        features = [sherpa_tdt_features(samples_S, kind.num_mel_bins) for samples_S in samples]
         converted = [converted_features(graphs[0], feature_TF) for feature_TF in features]
         ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in converted]
         texts = [_text(tokenizer, symbols) for symbols in ours]
@@ -207,7 +211,9 @@ def _recognise(
     """Symbols of our greedy search; for a stream, those of its full chunks."""
     if not isinstance(encoder.module, StreamingEncoderGraph):
         encoded_NTE, frames = model.encode(feature_TF[None], torch.tensor([len(feature_TF)]))
-        return new_greedy_search(model, silent)(encoded_NTE, frames)[0].symbols
+        is_rnnt = has_nemo_layout(model) and not model.loss_config.durations
+        most = SHERPA_MAX_NEMO_SYMBOLS if is_rnnt else 0
+        return new_greedy_search(model, silent, most)(encoded_NTE, frames)[0].symbols
     stream = encoder.module.stream
     search = new_greedy_search(model, silent)
     decoder = StreamDecoder(model, search, stream.chunk_size, stream.left_frames)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
-from pruned_rnnt.export.tdt_graphs import TdtDecoderGraph, TdtEncoderGraph
+from pruned_rnnt.export.tdt_graphs import LstmDecoderGraph, TdtDecoderGraph, TdtEncoderGraph
 
 
 @torch.inference_mode()
@@ -32,9 +32,10 @@ def compare_tdt(pairs: Sequence[Pair], feature_TF: Tensor, symbols: Sequence[int
     """
     encoder, decoder, joiner = pairs
     encoded_NJT = encoder.run(feature_TF.T[None], torch.tensor([len(feature_TF)]))[0]
-    assert isinstance(decoder.graph.module, TdtDecoderGraph)
+    assert isinstance(decoder.graph.module, TdtDecoderGraph | LstmDecoderGraph)
     blank = decoder.graph.module.vocab_size - 1
-    states = [torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)]
+    layers, size = decoder.graph.module.state_sizes
+    states = [torch.zeros(layers, 1, size), torch.zeros(layers, 1, size)]
     for step, symbol in enumerate([blank, *(symbol - 1 for symbol in symbols)]):
         target = torch.tensor([[symbol]], dtype=torch.int32)
         output_NJ1, _, *states = decoder.run(target, torch.ones(1, dtype=torch.int32), *states)

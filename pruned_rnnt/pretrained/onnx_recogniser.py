@@ -36,7 +36,7 @@ from pruned_rnnt.transcribe.segments import SegmentConfig
 _FloatArray = npt.NDArray[np.float32]
 # The level of the noise that is appended to streams, as recognise.py of the folder does.
 _TAIL_LEVEL = 1e-3
-_KINDS = ("transducer", "ctc", "tdt")
+_KINDS = ("transducer", "ctc", "tdt", "nemo")
 _MOST_SECONDS = 1e5
 
 
@@ -70,9 +70,10 @@ class OnnxRecogniser(AudioRecogniser):
             tokenizer, settings = Tokenizer.load(folder), _read_settings(folder / SETTINGS_NAME)
         except (OSError, ValueError) as error:
             raise ExportError(f"{folder} is not a complete ONNX export: {error}") from error
-        if settings.kind == "tdt":
+        if settings.kind in ("tdt", "nemo"):
+            kind = "TDT model" if settings.kind == "tdt" else "model in NeMo's layout"
             raise ExportError(
-                f"{folder} has the ONNX files of a TDT model, which only sherpa-onnx runs "
+                f"{folder} has the ONNX files of a {kind}, which only sherpa-onnx runs "
                 "(recognise.py in the folder): load the run, or a model of "
                 "`pruned-rnnt export --format torch`"
             )

@@ -198,14 +198,6 @@ def test_use_changes_a_built_model(nemo: Any, fused: bool) -> None:
     assert model.joint.loss is (model.loss if fused else None)
 
 
-def test_use_refuses_tdt(nemo: Any) -> None:
-    old = nemo.RNNTLoss(5)
-    model = types.SimpleNamespace(joint=Joint(num_extra_outputs=5), loss=old)
-    with pytest.raises(ValueError, match=r"model's joint has 5 outputs .*RNN-T losses only"):
-        nemo_loss.use(model)
-    assert model.loss is old
-
-
 def test_half_precision_logits_are_not_copied_to_float32(nemo: Any) -> None:
     nemo_loss.register()
     loss = nemo.RNNTLoss(4, reduction="mean_batch", loss_name="pruned_rnnt")

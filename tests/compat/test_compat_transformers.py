@@ -83,11 +83,12 @@ def test_reductions() -> None:
 
 def test_register_changes_existing_models(loss_utils: Any) -> None:
     model = Model(loss_utils)
-    transformers_loss.register()
+    transformers_loss.register(sigma=0.1)
     expected = oracle_losses(batch().logits, batch().targets)
     value = model.loss_function(**call_arguments())
     torch.testing.assert_close(value, expected.sum() / SYMBOLS.sum())
-    assert loss_utils.LOSS_MAPPING["ParakeetForTDT"] == "its own"
+    tdt = loss_utils.LOSS_MAPPING["ParakeetForTDT"]
+    assert (tdt.func, tdt.keywords) == (transformers_loss.parakeet_tdt_loss, {"sigma": 0.1})
 
 
 def test_options_reach_the_loss(loss_utils: Any) -> None:
@@ -97,7 +98,7 @@ def test_options_reach_the_loss(loss_utils: Any) -> None:
     torch.testing.assert_close(value, oracle_losses(arguments["logits"], arguments["labels"]).sum())
     (gradient,) = torch.autograd.grad(value, arguments["logits"])
     assert gradient.abs().max() == 0.05
-    with pytest.raises(ValueError, match="'clip' is not an option of the RNN-T loss"):
+    with pytest.raises(ValueError, match="'clip' is not an option of the TDT loss"):
         transformers_loss.register(clip=1)
 
 
@@ -110,11 +111,21 @@ def test_use_changes_one_model(loss_utils: Any) -> None:
     assert other.loss_function is None
 
 
-def test_tdt_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model is a Model: .* RNN-T losses only; the TDT loss"):
-        transformers_loss.use(Model(config=types.SimpleNamespace(durations=[0, 1, 2])))
-    with pytest.raises(ValueError, match=r"duration_logits is given: .* RNN-T losses only"):
+def test_models_with_durations_get_the_tdt_loss() -> None:
+    model = Model(config=types.SimpleNamespace(durations=[0, 1, 2]))
+    transformers_loss.use(model, sigma=0.05)
+    assert model.loss_function.func is transformers_loss.parakeet_tdt_loss
+    with pytest.raises(ValueError, match="'sigma' is not an option of the RNN-T loss"):
+        transformers_loss.use(Model(), sigma=0.05)
+
+
+def test_durations_are_never_scored_as_rnnt() -> None:
+    with pytest.raises(ValueError, match="duration_logits is given, which an RNN-T loss would"):
         transformers_loss.parakeet_rnnt_loss(token_logits=1, duration_logits=2, labels=3)
+    arguments = call_arguments()
+    logits = arguments.pop("logits")
+    with pytest.raises(ValueError, match="without duration_logits, durations"):
+        transformers_loss.parakeet_tdt_loss(token_logits=logits, **arguments)
 
 
 def test_another_calling_convention_is_refused() -> None:

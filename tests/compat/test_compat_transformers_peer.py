@@ -99,10 +99,37 @@ def test_the_same_as_torchaudios() -> None:
     torch.testing.assert_close(model(**batch()).loss, theirs)
 
 
-def test_tdt_keeps_its_own_loss() -> None:
+@pytest.mark.parametrize(
+    ("durations", "sigma"), [([0, 1, 2, 3, 4], 0.0), ([0, 1, 2, 3, 4], 0.05), ([1, 2, 5], 0.0)]
+)
+@pytest.mark.parametrize("reduction", ["mean", "mean_volume", "mean_batch", "sum", "none"])
+def test_tdt_losses_and_gradients_are_theirs(
+    durations: list[int], sigma: float, reduction: str
+) -> None:
+    from transformers.loss.loss_tdt import tdt_loss
+
+    torch.manual_seed(3)
+    inputs = [torch.randn(2, 9, 4, BLANK + 1), torch.randn(2, 9, 4, len(durations))]
+    lengths = torch.tensor([9, 6])
+    weights = torch.tensor([1.0, 0.7]) if reduction == "none" else torch.tensor(1.3)
+    found = []
+    for loss in (tdt_loss, transformers_loss.tdt_loss):
+        leaves = [each.clone().requires_grad_() for each in inputs]
+        value = loss(*leaves, LABELS, lengths, LABEL_LENGTHS, BLANK, durations, sigma, reduction)
+        found.append((value.detach(), torch.autograd.grad((value * weights).sum(), leaves)))
+    (theirs, their_gradients), (ours, our_gradients) = found
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    for our, their in zip(our_gradients, their_gradients, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=1e-5)
+
+
+def test_a_tdt_model_trains_with_the_registered_loss() -> None:
     model = model_of(ParakeetForTDT, ParakeetTDTConfig)
-    before = model(**batch()).loss
+    theirs = model(**batch()).loss
     transformers_loss.register()
-    torch.testing.assert_close(model(**batch()).loss, before)
-    with pytest.raises(ValueError, match=r"model is a ParakeetForTDT: .* TDT loss .*not available"):
-        transformers_loss.use(model)
+    ours = model(**batch()).loss
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    ours.backward()
+    assert model.joint.head.weight.grad[-1].norm() > 0
+    transformers_loss.use(model, sigma=0.1)
+    assert float(model(**batch()).loss.detach()) > float(ours.detach())

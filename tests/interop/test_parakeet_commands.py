@@ -55,11 +55,12 @@ def test_segments_have_their_own_samples(tmp_path: Path) -> None:
 
     recogniser._best_paths = spy  # type: ignore[method-assign]
     found = recogniser.transcribe(samples)
-    assert len(seen) == 2
-    for part in seen:
+    parts = list(seen)
+    assert len(parts) == 2
+    for part in parts:
         places = [n for n in range(0, len(samples), 160) if samples[n] == part[0]]
         assert any(np.array_equal(samples[n : n + len(part)], part) for n in places)
-    alone = [recogniser.transcribe(part).text for part in seen]
+    alone = [recogniser.transcribe(part).text for part in parts]
     assert found.text == " ".join(text for text in alone if text)
 
 
@@ -156,7 +157,7 @@ def test_wrong_use_of_import(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_features_of_nemo_need_recordings() -> None:
-    with pytest.raises(ValueError, match="set data.features=waveform"):
+    with pytest.raises(ValueError, match=r"set data\.features=waveform"):
         load_config(ExperimentConfig, None, ["model.encoder.kind=fastconformer"])
     config = load_config(
         ExperimentConfig, None, ["model.encoder.kind=fastconformer", "model.encoder.features=fbank"]

@@ -1,0 +1,113 @@
+"""The TDT loss as NeMo resolves it by name; `nemo_loss` registers it.
+
+Axes: N batch, T frames, U symbols, V symbols without the blank, K durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import pruned_rnnt
+from pruned_rnnt.compat.argument_names import named_as
+
+_NAMES = {
+    "logits": "acts",
+    "targets": "labels",
+    "logit_lengths": "act_lens",
+    "target_lengths": "label_lens",
+}
+
+
+class NemoTDTLoss(torch.nn.Module):
+    """The token-and-duration loss as NeMo resolves it by name, under NeMo's argument names.
+
+    Args:
+        blank: NeMo's id of the blank, V. Configurations with another loss name than `tdt` make NeMo
+            pass V + K; both are right, because the blank is always the column before the durations.
+        reduction: None or `none`, `mean` (over utterances), `sum`. NeMo passes none and reduces
+            the losses itself.
+        durations: of the K last columns, in their order.
+        sigma: subtracted from each log-probability of symbols and blanks.
+        omega: probability with which a call is the RNN-T loss of the symbols and the blank instead.
+        fastemit_lambda: f scales the gradient through symbols by 1 + f; the value stays -log P.
+        clamp: bound of each element of d loss_n / d acts; 0 or less: none.
+        delay_penalty: as of `pruned_rnnt.rnnt_loss_tdt`; above 0 favours early symbols.
+        validate: on GPUs, synchronize and check labels and lengths as on CPUs.
+
+    Raises:
+        ValueError: there are no durations.
+    """
+
+    def __init__(
+        self,
+        blank: int,
+        reduction: str | None = "none",
+        *,
+        durations: Sequence[int],
+        sigma: float = 0.0,
+        omega: float = 0.0,
+        fastemit_lambda: float = 0.0,
+        clamp: float = -1.0,
+        delay_penalty: float = 0.0,
+        validate: bool = False,
+    ) -> None:
+        super().__init__()
+        if not durations:
+            raise ValueError(
+                "durations is empty, needs those of the joint's last outputs, for example "
+                "[0, 1, 2, 3, 4]"
+            )
+        # NeMo overwrites the reduction from outside.
+        self.blank = blank
+        self.reduction = reduction
+        self.durations = tuple(int(each) for each in durations)
+        self.sigma = float(sigma)
+        self.omega = float(omega)
+        self.fastemit_lambda = float(fastemit_lambda)
+        self.clamp = float(clamp)
+        self.delay_penalty = float(delay_penalty)
+        self.validate = validate
+
+    @named_as(_NAMES)
+    def forward(self, acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor) -> Tensor:
+        """Transducer loss.
+
+        Args:
+            acts: (N, T, U + 1, V + 1 + K) logits, or log-probabilities of any normalisation.
+            labels: (N, U) integers below V.
+            act_lens, label_lens: (N,) integers.
+
+        Returns:
+            (N,) without reduction, else a scalar; float64 for float64 acts, else float32.
+
+        Raises:
+            ValueError: the columns are not V symbols, the blank and one for each of `durations`;
+                and as `pruned_rnnt.rnnt_loss_tdt`.
+        """
+        count = len(self.durations)
+        column = acts.shape[-1] - count - 1
+        if self.blank not in (column, column + count):
+            raise ValueError(
+                f"acts has {acts.shape[-1]} columns and durations {count} elements, so that "
+                f"the blank is column {column}, but NeMo's blank is {self.blank}: pass the "
+                "durations of the model's joint (joint.num_extra_outputs of them)"
+            )
+        return pruned_rnnt.rnnt_loss_tdt(
+            acts[..., : column + 1],
+            acts[..., column + 1 :],
+            labels,
+            act_lens,
+            label_lens,
+            durations=self.durations,
+            sigma=self.sigma,
+            omega=self.omega,
+            blank=column,
+            delay_penalty=self.delay_penalty,
+            fastemit_lambda=self.fastemit_lambda,
+            clamp=self.clamp if self.clamp > 0 else None,
+            reduction=self.reduction or "none",
+            validate=self.validate,
+        )
