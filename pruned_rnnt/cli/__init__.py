@@ -67,7 +67,6 @@ _COMMANDS = (
     transcribe,
     import_model,
     import_icefall,
-    import_model,
     inspect,
     report,
     check,

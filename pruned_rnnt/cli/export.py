@@ -36,7 +36,10 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
     parser = add_command(parsers, export, _HELP + OVERRIDES_HELP)
     add_run_arguments(parser)
     parser.add_argument(
-        "--format", choices=("onnx", "torch", "icefall"), default="onnx", help="(default: onnx)"
+        "--format",
+        choices=("onnx", "torch", "icefall", "nemo"),
+        default="onnx",
+        help="(default: onnx)",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="default: RUN/export/FORMAT[-streaming]"
@@ -79,7 +82,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def export(options: argparse.Namespace, console: Console) -> int:
-    """Export a model for sherpa-onnx or icefall, or as one file for PyTorch."""
+    """Export a model for sherpa-onnx, icefall or NeMo, or as one file for PyTorch."""
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.decode.timing.calibration import read_calibration
     from pruned_rnnt.export.export_command import check_export, run_export

@@ -13,6 +13,7 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.interop.icefall.export_folder import export_icefall
+from pruned_rnnt.interop.nemo.exported_model import export_model
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.system.usage_errors import UsageError
@@ -65,6 +66,13 @@ def run_export(
     if options.format == "icefall":
         export_icefall(as_transducer(model, "--format icefall"), tokenizer, folder)
         print(f"wrote {folder}; for icefall's scripts: --checkpoint {folder}/pretrained.pt")
+        return True
+    if options.format == "nemo":
+        archive = folder / "model.nemo"
+        folder.mkdir(parents=True, exist_ok=True)
+        archive.unlink(missing_ok=True)
+        export_model(model, tokenizer, archive)
+        print(f"wrote {archive}")
         return True
     graphs = export_onnx(parts, folder, sizes, source, decode)
     print(f"wrote {folder}; to use it: python {folder / 'recognise.py'} a.wav")

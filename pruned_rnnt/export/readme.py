@@ -40,6 +40,13 @@ _ICEFALL = """\
 too.
 """
 
+_NEMO = """\
+## Use
+
+NeMo restores `model.nemo` with `ASRModel.restore_from("model.nemo")`. `pruned-rnnt transcribe
+model.nemo a.wav` transcribes with it, and `pruned-rnnt finetune model.nemo DATA` trains it further.
+"""
+
 _SHARED = """\
 ## Use
 
@@ -148,13 +155,14 @@ def use_of_export(folder: Path, kind: str, load_name: str = HERE) -> str:
     """Markdown on how to use the files of an export.
 
     Args:
-        kind: `torch`, `onnx` or `icefall`.
+        kind: `torch`, `onnx`, `icefall` or `nemo`.
         load_name: what `pruned_rnnt.load` takes; by default the current folder.
     """
     if kind == "onnx":
         settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
         return onnx_use(settings, load_name)
-    return {"torch": _TORCH, "icefall": _ICEFALL}[kind].format(load_name=load_name)
+    formats = {"torch": _TORCH, "icefall": _ICEFALL, "nemo": _NEMO}
+    return formats[kind].format(load_name=load_name)
 
 
 def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:

@@ -11,15 +11,14 @@ from pruned_rnnt.config.load import to_dict, to_yaml
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 
 def check_is_new(output: Path) -> None:
-    """UsageError if the folder already holds a run."""
+    """ValueError if the folder already holds a run."""
     if RunFolder(output).config.exists():
-        raise UsageError(f"{output} already holds a run: choose another folder")
+        raise ValueError(f"{output} already holds a run: choose another folder")
 
 
 def save_imported(

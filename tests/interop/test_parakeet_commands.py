@@ -13,6 +13,7 @@ import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.config.load import ConfigError, load_config
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.interop.nemo.imported_model import import_model
 from pruned_rnnt.interop.nemo.imported_run import read_run
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -61,7 +62,9 @@ def test_segments_have_their_own_samples(tmp_path: Path) -> None:
         places = [n for n in range(0, len(samples), 160) if samples[n] == part[0]]
         assert any(np.array_equal(samples[n : n + len(part)], part) for n in places)
     alone = [recogniser.transcribe(part).text for part in parts]
-    assert found.text == " ".join(text for text in alone if text)
+    # A symbol that begins no word is joined to the one before.
+    assert found.text.replace(" ", "") == "".join(alone).replace(" ", "")
+    assert all(alone)
 
 
 @pytest.mark.slow
@@ -98,7 +101,7 @@ def test_commands_on_an_imported_run(
     (text,) = import_model(archive).texts([wave_of(recording)])
     assert text
     assert transcript.count(text) >= 2
-    assert main(["import", str(archive), str(run)]) == EXIT_USAGE
+    assert main(["import", str(archive), str(run)]) == EXIT_FAILED
     assert "already holds a run" in capsys.readouterr().err
 
 
@@ -174,3 +177,65 @@ def test_live_streams_of_these_features_are_refused(tmp_path: Path) -> None:
     recogniser = pruned_rnnt.load(written("nemo_causal", tmp_path))
     with pytest.raises(ValueError, match="features is nemo, of which live streams"):
         recogniser.stream()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nemo_tdt", "nemo_window"])
+def test_finetune_to_new_symbols(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An archive learns other symbols; the result is exported as an archive, and loaded."""
+    archive, run = written(name, tmp_path), tmp_path / "run"
+    source = make_recordings(tmp_path / "audio")
+    data = prepared(source, tmp_path / "data", "--features", "waveform", "--tokens", "char")
+    settings = [
+        "finetune.vocabulary=replace",
+        "train.steps=2",
+        "train.device=cpu",
+        "data.num_workers=0",
+        "data.max_duration=8",
+        "data.num_buckets=1",
+        f"train.folder={run}",
+    ]
+    assert main(["finetune", str(archive), str(data), *settings]) == 0
+    text = capsys.readouterr()
+    assert ("CTC head: that of the source" in text.out + text.err) == (name == "nemo_window")
+    config = run_config(run)
+    assert config.feature_kind.name == "nemo"
+    loaded = load_model(config)
+    assert loaded.tokenizer.symbols == Tokenizer.load(data / "tokens").symbols
+    before = import_model(archive).model.state_dict()
+    after = loaded.model.state_dict()
+    changed = [key for key in before if before[key].shape != after[key].shape]
+    assert {key.split(".")[-2] for key in changed} <= {
+        "embedding",
+        "output_linear",
+        "ctc_head",
+    }
+    assert main(["export", str(run), "--format", "nemo"]) == 0
+    again = import_model(run / "export" / "nemo" / "model.nemo")
+    assert again.tokenizer.symbols == loaded.tokenizer.symbols
+    for key, value in again.model.state_dict().items():
+        if key.startswith("encoder."):
+            assert torch.equal(value, after[key]), key
+
+
+@pytest.mark.slow
+def test_finetune_without_the_ctc_head(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = written("nemo_window", tmp_path)
+    source = make_recordings(tmp_path / "audio")
+    stored = prepared(source, tmp_path / "stored", "--tokens", "char")
+    settings = ["train.steps=1", "train.device=cpu", "data.num_workers=0", "data.num_buckets=1"]
+    run = f"train.folder={tmp_path / 'run'}"
+    refused = ["finetune", str(archive), str(stored), "data.features=stored", run, *settings]
+    assert main(refused) == EXIT_USAGE
+    assert "set data.features=waveform" in capsys.readouterr().err
+    data = prepared(source, tmp_path / "data", "--features", "waveform", "--tokens", "char")
+    command = ["finetune", str(archive), str(data), "loss.ctc_scale=0", run, *settings]
+    with caplog.at_level("INFO"):
+        assert main(command) == 0
+    text = capsys.readouterr()
+    assert "that of the source is dropped" in text.out + text.err + caplog.text
+    assert load_model(run_config(tmp_path / "run")).model.ctc_head is None
