@@ -78,7 +78,7 @@ def test_commands_on_an_imported_run(
     assert ("CTC head is kept" in out) == (name == "nemo_window")
     config = run_config(run)
     assert config.data.features == "waveform"
-    assert config.data.filters.subsampling_factor == 8
+    assert config.data.filters.subsampling_factor == (8 if name == "nemo_window" else 4)
     source = make_recordings(tmp_path / "audio")
     data = prepared(
         source, tmp_path / "data", "--features", "waveform", "--tokenizer-from", str(run)
@@ -86,7 +86,7 @@ def test_commands_on_an_imported_run(
     settings = [f"data.path={data}", "data.num_workers=0", "train.device=cpu"]
     assert main(["decode", str(run), *settings]) == 0
     assert main(["align", str(run), "--split", "test", "--format", "ctm", *settings]) == 0
-    (ctm,) = run.glob("alignments/**/*.ctm")
+    (ctm,) = run.glob("alignments/*/test-tokens.ctm")
     ends = [
         float(line.split()[2]) + float(line.split()[3]) for line in ctm.read_text().split("\n")[:-1]
     ]
@@ -187,7 +187,7 @@ def test_finetune_to_new_symbols(
     """An archive learns other symbols; the result is exported as an archive, and loaded."""
     archive, run = written(name, tmp_path), tmp_path / "run"
     source = make_recordings(tmp_path / "audio")
-    data = prepared(source, tmp_path / "data", "--features", "waveform", "--tokens", "char")
+    data = prepared(source, tmp_path / "data", "--features", "waveform", "--tokens", "word")
     settings = [
         "finetune.vocabulary=replace",
         "train.steps=2",

@@ -54,16 +54,15 @@ def read_run(path: Path, output: Path, overrides: Sequence[str] = ()) -> NemoRun
     """
     imported = import_model(path)
     model = imported.model
-    base: dict[str, Any] = {
-        "data": {
-            "features": "waveform",
-            "filters": {"subsampling_factor": model.encoder.subsampling_factor},
-        },
-        "model": to_dict(model.config),
-        "loss": to_dict(model.loss_config),
-    }
+    data: dict[str, Any] = {"features": "waveform"}
+    base = {"data": data, "model": to_dict(model.config), "loss": to_dict(model.loss_config)}
     settings = [*DECODE_SETTINGS, f"train.folder={output}", *overrides]
-    config = load_config(ExperimentConfig, None, settings, base=(f"the settings of {path}", base))
+    layer = f"the settings of {path}", base
+    config = load_config(ExperimentConfig, None, settings, base=layer)
+    if config.loss.has_ctc_head:
+        # CTC needs a frame for each symbol; the transducers emit several in one.
+        data["filters"] = {"subsampling_factor": model.encoder.subsampling_factor}
+        config = load_config(ExperimentConfig, None, settings, base=layer)
     _check_unchanged(model, config)
     notes = []
     if model.ctc_head is not None and model.loss_config.kind != "ctc":
