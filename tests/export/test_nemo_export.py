@@ -8,10 +8,11 @@ from typing import Any
 
 import onnx
 import pytest
-import soundfile
 import torch
 
 import pruned_rnnt
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.model_file import ModelFile
@@ -19,44 +20,49 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.tdt_graphs import LstmDecoderGraph
 from pruned_rnnt.export.verify import verify
-from pruned_rnnt.interop.nemo.imported_model import ImportedModel, import_model
+from pruned_rnnt.interop.nemo.imported_model import import_model
 from pruned_rnnt.model.fastconformer import FastConformerConfig
+from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
-from tests.interop.parakeet_corpus import wave
+from tests.export.test_tdt_export import WORDS, audio  # noqa: F401
 from tests.interop.test_parakeet import written
 from tests.tiny_models import tiny_fastconformer, tiny_model
 
 
-def imported(name: str, folder: Path) -> ImportedModel:
-    """A model that emits several symbols in its frames, not always the most that is allowed."""
-    found = import_model(written(name, folder))
-    with torch.no_grad():
-        found.model.joiner.output_linear.bias[0] += 1.0  # type: ignore[union-attr, operator]
-    return found
-
-
 @pytest.fixture(scope="module")
-def audio(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("audio")
-    paths = []
-    for index, text in enumerate(("one two three", "zero", "two two one zero three")):
-        paths.append(folder / f"{index}.wav")
-        soundfile.write(paths[-1], wave(text, index), 16000)
-    return paths
+def tokenizer() -> Tokenizer:
+    return train_tokenizer([" ".join(WORDS)], TokenizerConfig(kind="word", vocab_size=50))
+
+
+def make_model(tokenizer: Tokenizer, durations: tuple[int, ...]) -> TransducerModel:
+    """It emits often, and `<unk>` is often the most probable symbol."""
+    encoder = tiny_fastconformer(num_mel_bins=80)
+    predictor = LstmPredictorConfig(dim=8, layers=2)
+    size = len(tokenizer)
+    model = tiny_model(encoder, size, predictor=predictor, durations=durations, seed=2)
+    with torch.no_grad():
+        model.joiner.output_linear.bias[:3] += torch.tensor([6.0, -9.0, 5.0])
+    return model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nemo_rnnt", "nemo_tdt", "transformers_tdt"])
-def test_sherpa_onnx_finds_our_texts(name: str, audio: list[Path], tmp_path: Path) -> None:
-    model = imported(name, tmp_path)
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 3, 4)], ids=["rnnt", "tdt"])
+def test_sherpa_onnx_finds_our_texts(
+    durations: tuple[int, ...],
+    tokenizer: Tokenizer,
+    audio: list[Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    model = make_model(tokenizer, durations)
     folder = tmp_path / "onnx"
-    parts = ModelFile(model.model, model.tokenizer)
-    graphs = export_onnx(parts, folder, OnnxOptions(int8=True), "tests")
-    plain, small = verify(model.model, model.tokenizer, graphs, folder, audio)
+    graphs = export_onnx(ModelFile(model, tokenizer), folder, OnnxOptions(), "tests")
+    (plain,) = verify(model, tokenizer, graphs, folder, audio)
     assert plain.exact, "\n".join(plain.lines())
     assert plain.own_features is not None
-    assert len({pair.ours for pair in plain.texts}) == len(audio)
-    assert max(small.differences.values()) > max(plain.differences.values())
+    lengths = [len(pair.ours.split()) for pair in plain.texts]
+    assert lengths[0] > 5, "the model emits too little for this test to mean anything"
+    assert len({word for pair in plain.texts for word in pair.ours.split()}) > 3
     properties = onnx.load(folder / "encoder.onnx", load_external_data=False).metadata_props
     metadata = {each.key: each.value for each in properties}
     expected: dict[str, Any] = {
@@ -64,24 +70,24 @@ def test_sherpa_onnx_finds_our_texts(name: str, audio: list[Path], tmp_path: Pat
         "normalize_type": "per_feature",
         "subsampling_factor": 8,
         "pred_rnn_layers": 2,
-        "vocab_size": model.model.vocab_size - 1,
+        "vocab_size": model.vocab_size - 1,
         "feat_dim": 80,
-        "url": "tdt" if name.endswith("tdt") else "",
+        "url": "tdt" if durations else "",
     }
     assert {key: metadata[key] for key in expected} == {k: str(v) for k, v in expected.items()}
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
-    assert settings["kind"] == ("tdt" if name.endswith("tdt") else "nemo")
+    assert settings["kind"] == ("tdt" if durations else "nemo")
     readme = use_of_export(folder, "onnx")
     assert "--model-type=nemo_transducer" in readme
     assert "frames of 80 ms" in readme
-    assert ("skips frames" in readme) == name.endswith("tdt")
+    assert ("skips frames" in readme) == bool(durations)
     with pytest.raises(ExportError, match="which only sherpa-onnx runs"):
         pruned_rnnt.load(folder)
 
 
 @pytest.mark.parametrize("name", ["nemo_rnnt", "nemo_tdt"])
 def test_the_decoder_has_the_outputs_of_the_predictor(name: str, tmp_path: Path) -> None:
-    model = imported(name, tmp_path).model
+    model = import_model(written(name, tmp_path)).model
     graph = LstmDecoderGraph(model)  # type: ignore[arg-type]
     targets = torch.tensor([[5, 3, 7]])
     with torch.no_grad():
@@ -96,7 +102,7 @@ def test_the_decoder_has_the_outputs_of_the_predictor(name: str, tmp_path: Path)
 
 
 def test_what_cannot_run_is_refused(tmp_path: Path) -> None:
-    found = imported("nemo_rnnt", tmp_path)
+    found = import_model(written("nemo_rnnt", tmp_path))
     parts = ModelFile(found.model, found.tokenizer)
     for options, message in (
         (OnnxOptions(streaming=True), "--streaming does not work for a model of model.encoder"),
@@ -119,8 +125,8 @@ def test_differences_are_listed(tmp_path: Path) -> None:
     folders = tmp_path / "rnnt", tmp_path / "tdt"
     for folder in folders:
         folder.mkdir()
-    rnnt = imported("nemo_rnnt", folders[0]).model
-    tdt = imported("nemo_tdt", folders[1]).model
+    rnnt = import_model(written("nemo_rnnt", folders[0])).model
+    tdt = import_model(written("nemo_tdt", folders[1])).model
     ten = DecodeConfig(max_symbols_per_frame=10)
     assert len(list(differences(rnnt, ten))) == 1
     assert len(list(differences(rnnt, DecodeConfig()))) == 2
