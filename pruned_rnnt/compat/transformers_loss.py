@@ -191,8 +191,8 @@ def parakeet_tdt_loss(**arguments: Any) -> Tensor:
     Raises:
         ValueError: an argument is missing, and as `tdt_loss`.
     """
-    needed = ("token_logits", "duration_logits", "labels", "logit_lengths", "label_lengths")
-    needed = (*needed, "blank_token_id", "durations")
+    lengths = ("logit_lengths", "label_lengths")
+    needed = ("token_logits", "duration_logits", "labels", *lengths, "blank_token_id", "durations")
     logits, duration_logits, targets, logit_lengths, target_lengths, blank, durations = _given(
         arguments, needed, "parakeet_tdt_loss", _TDT_LOSS_TYPE
     )

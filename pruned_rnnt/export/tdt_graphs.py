@@ -80,10 +80,10 @@ class LstmDecoderGraph(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         symbols_N = (targets[:, 0].long() + 1) % self.vocab_size
         # Not the LSTM module: this is the step of our search.
-        state = hidden_LNP.transpose(0, 1), cell_LNP.transpose(0, 1)
-        output_NP, state = self.predictor.step(symbols_N, state)
+        before = hidden_LNP.transpose(0, 1), cell_LNP.transpose(0, 1)
+        output_NP, after = self.predictor.step(symbols_N, before)
         output_NJ = self.projection(output_NP)
-        hidden_LNP, cell_LNP = (x_NLP.transpose(0, 1) for x_NLP in state)
+        hidden_LNP, cell_LNP = (x_NLP.transpose(0, 1) for x_NLP in after)
         return output_NJ[:, :, None], target_length + 0, hidden_LNP, cell_LNP
 
 

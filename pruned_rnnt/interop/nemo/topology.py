@@ -286,6 +286,10 @@ def _transducer(
         ),
         # The exact loss: the parameters of the simple loss of `pruned` are not in these files.
         loss=LossConfig(
-            kind="full", durations=durations, ctc_scale=0.3 if ctc else 0.0, **(tdt or {})
+            kind="full",
+            durations=durations,
+            sigma=(tdt or {}).get("sigma", 0.0),
+            omega=(tdt or {}).get("omega", 0.0),
+            ctc_scale=0.3 if ctc else 0.0,
         ),
     )
