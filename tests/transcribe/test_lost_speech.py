@@ -25,6 +25,7 @@ from pruned_rnnt.transcribe.lost_speech import (
     FoundPath,
     Mark,
     Stretch,
+    part_to_retry,
     stretches,
     with_retried,
     without_speech,
@@ -239,11 +240,11 @@ def test_stretches_cross_short_pauses() -> None:
 def test_gaps() -> None:
     speech = [Stretch(0, 400)]
     assert without_text(speech, []) == [Stretch(0, 400)]
-    assert without_text(speech, [5, 80]) == [Stretch(50, 270)]
+    assert without_text(speech, [20, 320]) == [Stretch(50, 270)]
     # The last word before a pause may be long.
-    assert without_text([Stretch(0, 380)], [19, 45, 71]) == []
-    assert without_text(speech, [19, 45, 55]) == [Stretch(290, 400)]
-    assert without_speech([Stretch(200, 300)], [10, 20, 60, 100, 110]) == [
+    assert without_text([Stretch(0, 380)], [76, 180, 284]) == []
+    assert without_text(speech, [76, 180, 220]) == [Stretch(290, 400)]
+    assert without_speech([Stretch(200, 300)], [40, 80, 240, 400, 440]) == [
         Stretch(40, 84),
         Stretch(400, 444),
     ]
@@ -267,6 +268,17 @@ def test_symbols_beside_the_gap_are_not_repeated() -> None:
     assert found.hypothesis.frames == (5, 12, 23, 33, 80)
     assert found.head == HeadPath((5, 12, 23, 33, 80), (-1.0,) * 5)
     assert found.hypothesis.score == -5.0
+
+
+def test_frames_of_80_ms_are_placed_by_their_length() -> None:
+    own = path((3, 4, 5), (2, 6, 40))._replace(step=8)
+    assert own.symbol_places == [16, 48, 320]
+    gap = Stretch(80, 270)
+    part = part_to_retry(gap, 400, own.step)
+    assert part == Stretch(48, 298)
+    found = with_retried(own, gap, part, path((6, 7), (5, 10))._replace(step=8))
+    assert found.hypothesis.frames == (2, 6, 11, 16, 40)
+    assert found.step == 8
 
 
 def test_unknown_policies_are_refused() -> None:

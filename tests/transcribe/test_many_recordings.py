@@ -144,7 +144,7 @@ def test_a_batch_is_launched_before_the_results_of_the_one_before_are_read(
         found = Hypothesis(symbols=(3,), frames=(0,), score=-1.0, symbol_scores=(-1.0,))
         return [(found, None)] * len(batch.lengths_N)
 
-    def fake_input(parts: list[WholeRecording], *_: object) -> BatchInput:
+    def fake_input(parts: list[WholeRecording], *_: object, **__: object) -> BatchInput:
         count = len(parts)
         return BatchInput(torch.zeros(count, 1, 80), torch.ones(count), torch.zeros(count).bool())
 
@@ -176,7 +176,7 @@ def test_segments_of_all_lengths_are_decoded_soon(monkeypatch: pytest.MonkeyPatc
         found = Hypothesis(symbols=(3,), frames=(0,), score=-1.0, symbol_scores=(-1.0,))
         return [(found, None)] * len(batch.lengths_N)
 
-    def fake_input(parts: list[WholeRecording], *_: object) -> BatchInput:
+    def fake_input(parts: list[WholeRecording], *_: object, **__: object) -> BatchInput:
         count = len(parts)
         longest = max(len(part.samples_S) for part in parts) / 160
         full.append(count * longest > 0.7 * 2000)
