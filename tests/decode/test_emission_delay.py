@@ -115,7 +115,7 @@ def test_decode_writes_the_delays(
     corpus = make_corpus(tmp_path / "corpus")
     run = trained_run(corpus, tmp_path / "run", "train.steps=1")
 
-    def one_word(found: Hypothesis, spoken: object, tokenizer: object) -> list[WordDelay]:
+    def one_word(*_: object) -> list[WordDelay]:
         return [WordDelay("one", 9, 0.3, True, False)]
 
     monkeypatch.setattr("pruned_rnnt.cli.decoding.word_delays", one_word)
