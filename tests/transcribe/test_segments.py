@@ -120,8 +120,8 @@ def test_windows_end_at_short_gaps() -> None:
 
 def test_short_audio_is_one_segment() -> None:
     features = torch.cat([silence(2.0), speech(1.0), silence(1.9)])
-    ((whole, begin, overlap),) = segments(features, 50)
-    assert (len(whole), begin, overlap) == (490, 0, 0)
+    (found,) = segments(features, 50)
+    assert (len(found.features_TF), found.begin, found.overlap) == (490, 0, 0)
     assert segments(torch.full((300, 80), -15.94)) == []
     assert segments(torch.zeros(0, 80)) == []
 
