@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lhotse import CutSet
 
 from pruned_rnnt.align.picture import draw_utterance
+from pruned_rnnt.data.audio.feature_kinds import FBANK
 from pruned_rnnt.data.audio.recordings import last_line
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer

@@ -158,8 +158,8 @@ def _passed(
     ):
         torch.manual_seed(2)
         encoded_NTE, encoded_lengths = run(features_NTF.to(parameter.dtype), lengths_N)
-        frames = torch.arange(encoded_NTE.size(1))
-        encoded = encoded_NTE[(frames < encoded_lengths.cpu()[:, None]).to(encoded_NTE.device)]
+        places_T = torch.arange(encoded_NTE.size(1))
+        encoded = encoded_NTE[(places_T < encoded_lengths.cpu()[:, None]).to(encoded_NTE.device)]
         weights = torch.randn(encoded.shape, generator=torch.Generator().manual_seed(3))
         (encoded * weights.to(encoded)).sum().backward()
     found = [p.grad.flatten() for p in encoder.parameters() if p.grad is not None]

@@ -33,7 +33,6 @@ class ExperimentConfig:
     card: CardConfig = field(default_factory=CardConfig)
 
     def __post_init__(self) -> None:
-        check_frame_rate(self.model.encoder)
         self._check_features()
         if self.finetune != FinetuneConfig() and not self.train.init:
             raise ValueError("the settings of finetune need train.init, the model to start from")

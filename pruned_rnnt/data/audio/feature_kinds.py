@@ -53,7 +53,7 @@ class FeatureKind(NamedTuple):
     def of_recordings(
         self, samples: Sequence[FloatArray | Pcm16Array], device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """The features (N, T, F) of others than `fbank` on the device, zeros beyond the lengths (N,).
+        """The features (N, T, F) of others than `fbank` on the device, zeros beyond (N,) lengths.
 
         The lengths are int64 and on the CPU.
         """

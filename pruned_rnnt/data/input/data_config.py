@@ -105,6 +105,6 @@ class DataConfig:
                 wanted = "false" if value is True else "0"
                 raise ValueError(
                     f"data.{name} is {str(value).lower()}, which changes log-mel energies, but "
-                    f"model.encoder.features is samples: set data.{name}={wanted}; the model masks spans of "
-                    "its own frames, and data.speed_factors and noise_cuts work on samples"
+                    f"model.encoder.features is samples: set data.{name}={wanted}; the model masks "
+                    "spans of its own frames, and data.speed_factors and noise_cuts work on samples"
                 )

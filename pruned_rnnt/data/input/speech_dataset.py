@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from lhotse import CutSet
-from lhotse.utils import LOG_EPSILON, fastcopy
+from lhotse.utils import fastcopy
 from torch import Tensor
 from torch.utils.data import Dataset
 
