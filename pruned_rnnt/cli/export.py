@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+    from pruned_rnnt.quantise.contract import Contract, MeasuredSet
+    from pruned_rnnt.train.experiment import ExperimentConfig
 
 
 _HELP = """\
@@ -60,7 +65,36 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
             metavar="N",
             help=f"with --streaming: {what} (default: as trained)",
         )
-    parser.add_argument("--int8", action="store_true", help="also write int8 files")
+    parser.add_argument(
+        "--precision",
+        choices=("int8", "int4"),
+        nargs="+",
+        default=(),
+        help="also write files with weights of eight or four bits",
+    )
+    parser.add_argument("--int8", action="store_true", help="as --precision int8")
+    parser.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="DATA/SPLIT",
+        help="measure the error rate of the quantised files on prepared data, such as "
+        "data/calls/train; beyond --max-wer-increase, the layers that change the output on this "
+        "split most stay float32",
+    )
+    parser.add_argument(
+        "--measure",
+        type=Path,
+        metavar="DATA/SPLIT",
+        help="where error rates are measured (default: split data.valid of the data of "
+        "--calibrate)",
+    )
+    parser.add_argument(
+        "--max-wer-increase",
+        type=float,
+        metavar="PERCENT",
+        help="largest increase of the error rate, in percent of that of float32 "
+        "(default: 1 for int8, 3 for int4)",
+    )
     parser.add_argument("--fp16", action="store_true", help="also write half-precision files")
     parser.add_argument(
         "--verify",
@@ -85,7 +119,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     """Export a model for sherpa-onnx, icefall or NeMo, or as one file for PyTorch."""
     from pruned_rnnt.data.input.training_durations import read_p99_duration
     from pruned_rnnt.decode.timing.calibration import read_calibration
-    from pruned_rnnt.export.export_command import check_export, run_export
+    from pruned_rnnt.export.export_command import check_export, chosen_precisions, run_export
     from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.readme import use_of_export
     from pruned_rnnt.pretrained.hub import hub_name, push
@@ -116,9 +150,57 @@ def export(options: argparse.Namespace, console: Console) -> int:
         chain,
     )
     card = card_of_run(config, loaded, chain)  # before the model is moved and changed
-    exact = run_export(options, parts, folder, source, config.decode)
+    check = None
+    if options.calibrate is not None:
+        contract = _contract(options, config, loaded.tokenizer)
+        precisions = chosen_precisions(options)
+
+        def check(written: Path) -> None:
+            for result in contract.apply(written, precisions):
+                print("\n".join(result.lines()))
+
+    exact = run_export(options, parts, folder, source, config.decode, check_quantised=check)
     card.write(folder, use_of_export(folder, options.format))
     chain.write(folder)
     if repository is not None and exact:
         print(f"pushed to {push(folder, repository, private=options.private, message=source)}")
     return 0 if exact else EXIT_FAILED
+
+
+def _contract(
+    options: argparse.Namespace, config: ExperimentConfig, tokenizer: Tokenizer
+) -> Contract:
+    """The data of --calibrate and --measure, and the bound."""
+    from pruned_rnnt.quantise.contract import CALIBRATION_UTTERANCES, Contract
+
+    calibrate: Path = options.calibrate
+    measure: Path = options.measure or calibrate.parent / config.data.valid
+    increase = options.max_wer_increase
+    return Contract(
+        calibration=_measured_set(
+            "--calibrate", calibrate, config, tokenizer, CALIBRATION_UTTERANCES
+        ),
+        measured=_measured_set("--measure", measure, config, tokenizer),
+        increase=None if increase is None else increase / 100,
+    )
+
+
+def _measured_set(
+    option: str,
+    path: Path,
+    config: ExperimentConfig,
+    tokenizer: Tokenizer,
+    sample: int | None = None,
+) -> MeasuredSet:
+    """The utterances of a split, named as DATA/SPLIT."""
+    from pruned_rnnt.data.input.datamodule import DataModule
+    from pruned_rnnt.quantise.contract import MeasuredSet
+    from pruned_rnnt.quantise.measured_files import utterances
+
+    data = DataModule(replace(config.data, path=str(path.parent)), tokenizer=tokenizer)
+    try:
+        data.folder.manifests(path.name)
+    except FileNotFoundError as error:
+        raise UsageError(f"{option} {path}: {error}") from error
+    loader = data.test_loader(path.name, sample=sample)
+    return MeasuredSet(f"{path.parent.resolve().name} {path.name}", utterances(loader))

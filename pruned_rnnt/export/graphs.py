@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.export.onnx_layers import tidy
 from pruned_rnnt.export.output_layer import output_layer
 from pruned_rnnt.export.streaming_graphs import streaming_graph
 from pruned_rnnt.model.ctc_model import CtcModel
@@ -197,11 +198,13 @@ def export_program(graph: Graph) -> torch.export.ExportedProgram:
 
 
 def write_onnx(graph: Graph, path: Path) -> None:
-    """Write the graph as one ONNX file.
+    """Write the graph as one ONNX file, with nodes named after modules of the model.
 
     Raises:
         ExportError: torch cannot export its modules.
     """
+    import onnx
+
     with warnings.catch_warnings(), torch.inference_mode(), _one_line_errors(graph):
         # The exporter warns about its own internals; what it cannot export raises an error.
         warnings.simplefilter("ignore")
@@ -216,4 +219,6 @@ def write_onnx(graph: Graph, path: Path) -> None:
             verbose=False,
         )
         assert program is not None
-        program.save(path, external_data=False)
+        model = program.model_proto
+    tidy(model)
+    onnx.save(model, path)

@@ -1,6 +1,6 @@
 """A folder that sherpa-onnx runs: ONNX files with metadata, tokens and a script.
 
-encoder.onnx decoder.onnx joiner.onnx     and optionally NAME.int8.onnx, NAME.fp16.onnx;
+encoder.onnx decoder.onnx joiner.onnx     and optionally NAME.int8.onnx, .int4, .fp16;
 model.onnx                                instead of them: of a model of a CTC head alone
 tokens.txt tokens.model                   `SYMBOL ID` lines; SentencePiece model (for hotwords)
 settings.json                             streaming or not, chunk, sample rate and more
@@ -28,7 +28,12 @@ from pruned_rnnt.export.graphs import (
     write_onnx,
 )
 from pruned_rnnt.export.model_file import ModelFile, check_tokens
-from pruned_rnnt.export.precision import write_fp16, write_int8
+from pruned_rnnt.export.precision import (
+    QUANTISED,
+    QuantisedPrecision,
+    write_fp16,
+    write_quantised,
+)
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.export.tdt_graphs import (
@@ -66,18 +71,23 @@ class OnnxOptions:
         causal models.
     chunk, left: encoder frames (40 ms) of a chunk, and of its left context for attention. 0: as
         trained; for a model trained with unlimited left context, left is four chunks.
-    int8, fp16: also write files with int8 weights, or in half precision.
+    int8, int4, fp16: also write files with weights of eight or four bits, or in half precision.
     """
 
     streaming: bool = False
     chunk: int = 0
     left: int = 0
     int8: bool = False
+    int4: bool = False
     fp16: bool = False
 
     @property
+    def quantised(self) -> tuple[QuantisedPrecision, ...]:
+        return tuple(name for name in QUANTISED if getattr(self, name))
+
+    @property
     def precisions(self) -> tuple[str, ...]:
-        return ("fp32", *(["int8"] if self.int8 else []), *(["fp16"] if self.fp16 else []))
+        return ("fp32", *self.quantised, *(["fp16"] if self.fp16 else []))
 
 
 def file_name(graph: str, precision: str) -> str:
@@ -182,9 +192,9 @@ def export_onnx(
     for graph in graphs:
         path = folder / file_name(graph.name, "fp32")
         write_onnx(graph, path)
-        _add_metadata(path, {**_metadata(graph, model, source), **_licence_metadata(parts.chain)})
-        if options.int8:
-            write_int8(path, folder / file_name(graph.name, "int8"))
+        add_metadata(path, {**_metadata(graph, model, source), **_licence_metadata(parts.chain)})
+        for precision in options.quantised:
+            write_quantised(precision, path, folder / file_name(graph.name, precision))
         if options.fp16:
             write_fp16(path, folder / file_name(graph.name, "fp16"))
     tokenizer.save(folder)
@@ -263,9 +273,11 @@ def _licence_metadata(chain: Chain | None) -> dict[str, str]:
     return {"license": chain.licence, "license_chain": json.dumps(chain.to_dict())}
 
 
-def _add_metadata(path: Path, values: Mapping[str, str]) -> None:
+def add_metadata(path: Path, values: Mapping[str, str]) -> None:
+    """Add metadata to an ONNX file; values of the same names are replaced."""
     import onnx
 
     model = onnx.load(path)
-    onnx.helper.set_model_props(model, dict(values))
+    old = {each.key: each.value for each in model.metadata_props}
+    onnx.helper.set_model_props(model, {**old, **values})
     onnx.save(model, path)

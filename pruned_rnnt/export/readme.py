@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.decode.search.tdt_greedy import SHERPA_MAX_SYMBOLS
 from pruned_rnnt.export.differences import SHERPA_MAX_NEMO_SYMBOLS
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
+from pruned_rnnt.export.precision import QUANTISED
 
 HERE = "."
 _TITLES = {"ctc": "CTC", "tdt": "TDT", "transducer": "transducer", "nemo": "RNN-T"}
@@ -134,6 +135,20 @@ _DELAYS = {
     True: "a streaming model may emit a word some tenths of a second after it was spoken",
 }
 
+_QUANTISED = """
+## Quantised files
+
+Files of int8 have weights of eight bits, and matrix products of integers. Those of int4 have
+matrices of four-bit weights with a scale for each 32 inputs, which run as products of floats
+(MatMulNBits of onnxruntime), and eight bits elsewhere.
+
+{measured}
+"""
+_NOT_MEASURED = """\
+The error rate of {names} was not measured: it may be much higher than that of float32. `pruned-rnnt
+export --calibrate DATA/SPLIT` measures it, and keeps it within a bound.
+"""
+
 _DIFFERENCES = """
 With the settings of this model, sherpa-onnx may decode differently from `pruned-rnnt decode`:
 
@@ -203,6 +218,8 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
     else:
         text += _CTC_DECODING if is_ctc else _TRANSDUCER_DECODING
     text += _TIMES.format(delay=_DELAYS[settings["streaming"]], frame_ms=frame_ms)
+    if quantised := [name for name in settings["precisions"] if name in QUANTISED]:
+        text += _quantised(quantised, settings.get("quantisation", {}))
     if settings["differences"]:
         lines = "\n".join(f"- {line}." for line in settings["differences"])
         text += _DIFFERENCES.format(lines=lines)
@@ -210,3 +227,47 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
         chunk, left = settings["trained_frames"]
         text += _STREAMING.format(**settings, trained_chunk=chunk, trained_left=left)
     return text
+
+
+def _quantised(names: Sequence[str], results: Mapping[str, Any]) -> str:
+    """The section on quantised files; results: as `quantise.contract` writes them, by precision."""
+    parts = []
+    if results:
+        lines = [
+            "| files | size of fp32 | measured on | words | errors | fp32 | difference "
+            "| 95% interval | bound | layers in fp32 |",
+            "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for name, each in results.items():
+            cells = (
+                name,
+                f"1/{each['fp32_bytes'] / each['bytes']:.2f}",
+                each["measured_on"],
+                f"{each['words']:,}",
+                f"{each['errors']:,} ({each['errors'] / each['words']:.2%})",
+                f"{each['fp32_errors']:,} ({each['fp32_errors'] / each['words']:.2%})",
+                f"{100 * each['difference']:+.2f} points",
+                f"{100 * each['lower']:+.2f} to {100 * each['upper']:+.2f}",
+                f"{each['increase']:.1%} more errors",
+                f"{len(each['kept'])} of {each['layers']}",
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+        parts.append("\n".join(lines))
+        parts.append(
+            "Measured with onnxruntime and greedy search, on the files of this folder. Intervals "
+            "are by paired bootstrap over utterances."
+        )
+    for name, each in results.items():
+        if each["kept"]:
+            rows = [
+                f"- {layer['graph']} `{layer['name']}`: {layer['error']:.2%}"
+                for layer in each["kept"]
+            ]
+            parts.append(
+                f"Layers that stay float32 in the files of {name}, because they change the output "
+                f"of their graph most if they alone are quantised (on {each['calibrated_on']}):\n\n"
+                + "\n".join(rows)
+            )
+    if missing := [name for name in names if name not in results]:
+        parts.append(_NOT_MEASURED.format(names=" and ".join(missing)).strip())
+    return _QUANTISED.format(measured="\n\n".join(parts))

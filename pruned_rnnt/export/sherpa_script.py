@@ -38,7 +38,7 @@ def main() -> int:
         default=Path(__file__).parent,
         help="folder of the exported model (default: the script's)",
     )
-    parser.add_argument("--precision", choices=("fp32", "int8", "fp16"), default="fp32")
+    parser.add_argument("--precision", choices=("fp32", "int8", "int4", "fp16"), default="fp32")
     parser.add_argument(
         "--method", default="greedy_search", help="greedy_search (default) or modified_beam_search"
     )

@@ -9,7 +9,7 @@ H context size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,8 @@ from pruned_rnnt.transcribe.batch_input import BatchInput
 from pruned_rnnt.transcribe.segments import SegmentConfig
 
 _FloatArray = npt.NDArray[np.float32]
+# Inputs of a graph by name.
+Feeds = dict[str, npt.NDArray[Any]]
 # The level of the noise that is appended to streams, as recognise.py of the folder does.
 _TAIL_LEVEL = 1e-3
 _KINDS = ("transducer", "ctc", "tdt", "nemo")
@@ -56,6 +58,8 @@ class OnnxRecogniser(AudioRecogniser):
     Args:
         folder: what `pruned-rnnt export --format onnx` wrote, also with `--streaming`.
         threads: of onnxruntime.
+        precision: of the files: fp32, int8, int4 or fp16.
+        on_run: gets the name of a graph and its inputs before each run.
 
     Raises:
         ExportError: files of the folder are missing or damaged, or those of a TDT model.
@@ -63,7 +67,13 @@ class OnnxRecogniser(AudioRecogniser):
     """
 
     def __init__(
-        self, folder: Path, *, segments: SegmentConfig | None = None, threads: int = 0
+        self,
+        folder: Path,
+        *,
+        segments: SegmentConfig | None = None,
+        threads: int = 0,
+        precision: str = "fp32",
+        on_run: Callable[[str, Feeds], None] | None = None,
     ) -> None:
         require("onnxruntime")
         try:
@@ -82,11 +92,14 @@ class OnnxRecogniser(AudioRecogniser):
         self._tail = int(settings.tail_seconds * SAMPLING_RATE)
         super().__init__(tokenizer, settings.p99_duration, None, segments)
         is_ctc = self._kind == "ctc"
-        self._encoder = _session(folder, "model" if is_ctc else "encoder", threads)
+
+        def session(graph: str) -> _Session:
+            return _Session(folder / file_name(graph, precision), graph, threads, on_run)
+
+        self._encoder = session("model" if is_ctc else "encoder")
         if not is_ctc:
-            self._decoder = _session(folder, "decoder", threads)
-            self._joiner = _session(folder, "joiner", threads)
-            self._context_size = int(_metadata(self._decoder)["context_size"])
+            self._decoder, self._joiner = session("decoder"), session("joiner")
+            self._context_size = int(self._decoder.metadata["context_size"])
 
     def _best_paths(
         self, batch: BatchInput, with_heads: bool
@@ -116,14 +129,14 @@ class OnnxRecogniser(AudioRecogniser):
         """Encoder output (T', J)."""
         lengths_N = np.array([len(features_TF)])
         output: _FloatArray = self._encoder.run(
-            None, {"x": features_TF[None].numpy(), "x_lens": lengths_N}
+            {"x": features_TF[None].numpy(), "x_lens": lengths_N}
         )[0][0]
         return output
 
     def _stream(self, features_TF: Tensor) -> _FloatArray:
         """Encoder output of the chunks of a stream, with noise after its end."""
-        inputs = self._encoder.get_inputs()
-        size, shift = inputs[0].shape[1], int(_metadata(self._encoder)["decode_chunk_len"])
+        inputs = self._encoder.inputs
+        size, shift = inputs[0].shape[1], int(self._encoder.metadata["decode_chunk_len"])
         noise_S = _TAIL_LEVEL * np.random.default_rng(0).standard_normal(self._tail)
         padded_TF = torch.cat((features_TF, audio_features(noise_S.astype(np.float32)))).numpy()
         state = {
@@ -138,7 +151,7 @@ class OnnxRecogniser(AudioRecogniser):
             chunk_NTF = padded_TF[None, begin : begin + size]
             missing = size - chunk_NTF.shape[1]
             chunk_NTF = np.pad(chunk_NTF, ((0, 0), (0, missing), (0, 0)), "edge")
-            outputs = self._encoder.run(None, {"x": chunk_NTF, **state})
+            outputs = self._encoder.run({"x": chunk_NTF, **state})
             parts.append(outputs[0][0])
             new_state = dict(zip(state, outputs[1:], strict=False))
             if len(new_state) < len(state):  # the layout `conformer` leaves the count to the caller
@@ -154,7 +167,7 @@ class OnnxRecogniser(AudioRecogniser):
         predicted_NJ = self._predict(context)
         for t, frame_J in enumerate(encoded_TJ):
             (logits_NV,) = self._joiner.run(
-                None, {"encoder_out": frame_J[None], "decoder_out": predicted_NJ}
+                {"encoder_out": frame_J[None], "decoder_out": predicted_NJ}
             )
             symbol = int(logits_NV[0].argmax())
             scores_T[t] = _log_softmax(logits_NV)[0, symbol]
@@ -165,7 +178,7 @@ class OnnxRecogniser(AudioRecogniser):
         return symbols_T, scores_T
 
     def _predict(self, context: list[int]) -> _FloatArray:
-        output: _FloatArray = self._decoder.run(None, {"y": np.array([context])})[0]
+        output: _FloatArray = self._decoder.run({"y": np.array([context])})[0]
         return output
 
     def _ctc(self, log_probs_TV: _FloatArray) -> tuple[npt.NDArray[np.int64], _FloatArray]:
@@ -195,20 +208,41 @@ def _read_settings(path: Path) -> _Settings:
     return found
 
 
-def _session(folder: Path, graph: str, threads: int) -> Any:
-    path = folder / file_name(graph, "fp32")
-    if not path.is_file():
-        raise ExportError(f"{folder} is not a complete ONNX export: it has no {path.name}")
-    try:
-        return onnx_session(path, threads)
-    except Exception as error:  # onnxruntime's own error types are not part of its interface
-        reason = str(error).splitlines()[0]
-        raise ExportError(f"{path} cannot be loaded by onnxruntime: {reason}") from error
+class _Session:
+    """A graph in onnxruntime.
 
+    Attributes:
+        inputs: onnxruntime's descriptions of its inputs.
+        metadata: of the file.
 
-def _metadata(session: Any) -> dict[str, str]:
-    found: dict[str, str] = session.get_modelmeta().custom_metadata_map
-    return found
+    Raises:
+        ExportError: the file is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        graph: str,
+        threads: int,
+        on_run: Callable[[str, Feeds], None] | None,
+    ) -> None:
+        if not path.is_file():
+            raise ExportError(f"{path.parent} is not a complete ONNX export: it has no {path.name}")
+        try:
+            self._session = onnx_session(path, threads)
+        except Exception as error:  # onnxruntime's own error types are not part of its interface
+            reason = str(error).splitlines()[0]
+            raise ExportError(f"{path} cannot be loaded by onnxruntime: {reason}") from error
+        self._graph, self._on_run = graph, on_run
+        self.inputs: list[Any] = self._session.get_inputs()
+        self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+
+    def run(self, feeds: Feeds) -> list[Any]:
+        """All outputs."""
+        if self._on_run is not None:
+            self._on_run(self._graph, feeds)
+        outputs: list[Any] = self._session.run(None, feeds)
+        return outputs
 
 
 def _log_softmax(logits_NV: _FloatArray) -> _FloatArray:

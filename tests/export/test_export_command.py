@@ -18,10 +18,12 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.training_durations import read_p99_duration
+from pruned_rnnt.decode.scoring.wer import ErrorCounts
 from pruned_rnnt.export.graphs import Graph, decoder, joiner
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.verify import run_recognise, verify
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.quantise.measured_files import FileErrors
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from tests.export.beam_texts import error_rate
@@ -193,6 +195,56 @@ def test_torch_file_round_trip(
         assert [word.start for word in result.words] == sorted(word.start for word in result.words)
 
 
+def test_quantised_files_are_measured(
+    run: Path, utterances: Utterances, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Error rates of exported files, and sherpa-onnx runs them."""
+    data = run_config(run).data.path
+    arguments = ["export", str(run), "--output", str(tmp_path), "--precision", "int8", "int4"]
+    measured = ["--calibrate", f"{data}/train", "--measure", f"{data}/test"]
+    assert main([*arguments, *measured, "--max-wer-increase", "50"]) == 0
+    shown = capsys.readouterr().out
+    results = json.loads((tmp_path / "settings.json").read_text())["quantisation"]
+    assert list(results) == ["int8", "int4"]
+    name = Path(data).name
+    for precision, result in results.items():
+        assert result["measured_on"] == f"{name} test"
+        assert result["calibrated_on"] == f"{name} train"
+        assert result["utterances"] == 16
+        assert result["errors"] <= 1.5 * result["fp32_errors"]
+        assert result["lower"] <= result["difference"] <= result["upper"]
+        assert f"{precision}: {result['fp32_bytes'] / result['bytes']:.2f} times smaller" in shown
+        lines = run_recognise(tmp_path, utterances.paths, precision)
+        assert error_rate(utterances.texts, [line["text"] for line in lines]) < 0.25
+    readme = (tmp_path / "README.md").read_text()
+    assert "## Quantised files" in readme
+    assert "was not measured" not in readme
+    assert "--precision int4" in readme
+
+
+def test_without_data_nothing_is_measured(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a refused export leaves the earlier files."""
+    arguments = ["export", str(run), "--output", str(tmp_path / "out"), "--precision", "int4"]
+    assert main(arguments) == 0
+    assert "int4: nothing was measured" in capsys.readouterr().out
+    assert "The error rate of int4 was not measured" in (tmp_path / "out/README.md").read_text()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    data = run_config(run).data.path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pruned_rnnt.quantise.contract.file_errors", _worse_if_quantised)
+        assert main([*arguments, "--calibrate", f"{data}/train"]) == EXIT_FAILED
+    assert "raises the error rate on" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def _worse_if_quantised(_: Path, precision: str, measured: object) -> FileErrors:
+    errors = 10 if precision == "fp32" else 20
+    return FileErrors(ErrorCounts(deletions=errors, reference_words=100), (errors,), (100,))
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -200,6 +252,9 @@ def test_torch_file_round_trip(
         (["export", "RUN", "--chunk", "4"], EXIT_FAILED, "--chunk and --left need --streaming"),
         (["export", "RUN", "--streaming", "--chunk", "-4"], EXIT_FAILED, "at least 1"),
         (["export", "RUN", "--format", "torch", "--int8"], EXIT_USAGE, "need --format onnx"),
+        (["export", "RUN", "--calibrate", "d/train"], EXIT_USAGE, "needs --precision int8 or int4"),
+        (["export", "RUN", "--int8", "--measure", "d/dev"], EXIT_USAGE, "need --calibrate"),
+        (["export", "RUN", "--int8", "--calibrate", "d/train"], EXIT_USAGE, "no split 'train'"),
         (["export", "RUN", "--verify", "absent.wav"], EXIT_USAGE, "not found: absent.wav"),
         (["export", "RUN", "decode.checkpoint=absent.pt"], EXIT_FAILED, "not found: absent.pt"),
         (["export", "RUN", "decode.checkpoint=RUN/config.yaml"], EXIT_FAILED, "not a checkpoint"),
