@@ -18,6 +18,7 @@ from pruned_rnnt.finetune.trained_parts import freeze
 from pruned_rnnt.finetune.vocabulary import Vocabulary, check_coverage, choose_vocabulary
 from pruned_rnnt.licences.chain import Origin
 from pruned_rnnt.model.lora import add_adapters
+from pruned_rnnt.model.rounded_weights import round_weights
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.vocabulary_change import transfer_parameters
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -102,6 +103,9 @@ class FinetuneTask(SpeechTask):
         if config.lora.rank > 0:
             layers = add_adapters(model.encoder, config.lora)
             self._notes.append(f"adapters of rank {config.lora.rank} on {len(layers)} layers")
+        if config.quantise != "none":
+            layers = round_weights(model.encoder, config.quantise)
+            self._notes.append(f"weights of {len(layers)} layers are rounded to {config.quantise}")
         return model
 
     def parameter_groups(self) -> Sequence[ParameterGroup]:

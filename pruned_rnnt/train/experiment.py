@@ -38,6 +38,8 @@ class ExperimentConfig:
             raise ValueError("the settings of finetune need train.init, the model to start from")
         if self.train.compile_encoder and self.finetune.lora.rank > 0:
             raise ValueError("train.compile_encoder does not support adapters (finetune.lora)")
+        if self.train.compile_encoder and self.finetune.quantise != "none":
+            raise ValueError("train.compile_encoder does not support finetune.quantise")
         if self.train.compile_encoder and self.model.encoder.kind != "conformer":
             # Random draws and schedules between its modules change the graph in every step.
             raise ValueError(

@@ -21,6 +21,8 @@ class FinetuneConfig:
         predictor, joiner and the top layer have the full rate.
     checkpoint: for a run as source: its checkpoint, as decode.checkpoint names it.
     tokens: for an icefall checkpoint: its bpe.model or tokens.txt, if they are not beside it.
+    quantise: round the encoder's matrices in each pass as files of `export --precision` do, so that
+        training makes up for it; none for no rounding. The result is an ordinary model.
     trust: allow an icefall checkpoint to run code when it is loaded, as pickle files can.
     """
 
@@ -30,8 +32,15 @@ class FinetuneConfig:
     checkpoint: str = "last"
     tokens: str = ""
     trust: bool = False
+    quantise: Literal["none", "int8", "int4"] = "none"
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"finetune.layer_decay is {self.layer_decay}, needs 0 < x <= 1")
+        if self.quantise != "none" and self.lora.rank > 0:
+            raise ValueError(
+                f"finetune.quantise is {self.quantise} and finetune.lora.rank is {self.lora.rank}: "
+                "rounded weights need finetune.lora.rank=0; fine-tune with adapters first, and "
+                "then fine-tune the result with finetune.quantise"
+            )

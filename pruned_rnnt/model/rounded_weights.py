@@ -1,0 +1,103 @@
+"""Training with weights that are rounded as in quantised files (quantisation-aware training).
+
+Before each pass of the encoder, the matrices that `pruned-rnnt export --precision` quantises are
+replaced by their rounded values; gradients pass the rounding unchanged (straight-through estimator,
+Bengio et al. 2013, arXiv 1308.3432). The parameters themselves stay float32, so that checkpoints
+are those of an ordinary model.
+
+Axes: O and I output and input channels of a layer, B blocks of inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+RoundedPrecision = Literal["int8", "int4"]
+# As in exported files: levels of a seven-bit weight, levels and inputs of a four-bit one.
+_INT8_LARGEST, _INT4_LEVELS, _INT4_BLOCK = 64, 15, 32
+# Smaller matrices stay float32 in exported files.
+_LEAST_WEIGHTS, _LEAST_INPUTS = 2048, 32
+
+
+def rounded(weight_OI: Tensor, precision: RoundedPrecision) -> Tensor:
+    """The values of the weight in an int8 or int4 file, (O, I) float32; differentiable."""
+    weight_OI = weight_OI.float()
+    with torch.no_grad():
+        values_OI = _rounded_int8(weight_OI) if precision == "int8" else _rounded_int4(weight_OI)
+        change_OI = values_OI - weight_OI
+    return weight_OI + change_OI
+
+
+def _rounded_int8(weight_OI: Tensor) -> Tensor:
+    scale_O1 = weight_OI.abs().amax(dim=1, keepdim=True) / _INT8_LARGEST
+    scale_O1 = torch.where(scale_O1 == 0, 1.0, scale_O1)
+    return (weight_OI / scale_O1).round() * scale_O1
+
+
+def _rounded_int4(weight_OI: Tensor) -> Tensor:
+    outputs, inputs = weight_OI.shape
+    padded_OI = functional.pad(weight_OI, (0, -inputs % _INT4_BLOCK))
+    blocks_OBI = padded_OI.reshape(outputs, -1, _INT4_BLOCK)
+    lowest_OB1 = blocks_OBI.amin(dim=2, keepdim=True).clamp(max=0)
+    scale_OB1 = (blocks_OBI.amax(dim=2, keepdim=True).clamp(min=0) - lowest_OB1) / _INT4_LEVELS
+    scale_OB1 = torch.where(scale_OB1 == 0, 1.0, scale_OB1)
+    zero_OB1 = (-lowest_OB1 / scale_OB1).round()
+    integers_OBI = ((blocks_OBI / scale_OB1).round() + zero_OB1).clamp(0, _INT4_LEVELS)
+    return ((integers_OBI - zero_OB1) * scale_OB1).reshape(outputs, -1)[:, :inputs]
+
+
+class _Rounding:
+    """Hooks before and after the forward pass of an encoder."""
+
+    def __init__(self, modules: list[nn.Module], precision: RoundedPrecision) -> None:
+        self.modules = modules
+        self.precision = precision
+        self._originals: list[Any] = []
+
+    def apply(self, *_: Any) -> None:
+        originals = [module._parameters["weight"] for module in self.modules]
+        for module, weight in zip(self.modules, originals, strict=True):
+            assert weight is not None
+            with torch.autocast(weight.device.type, enabled=False):
+                values: Any = rounded(weight, self.precision).to(weight.dtype)
+            module._parameters["weight"] = values
+        self._originals = originals
+
+    def restore(self, *_: Any) -> None:
+        for module, weight in zip(self.modules, self._originals, strict=False):
+            module._parameters["weight"] = weight
+        self._originals = []
+
+
+def round_weights(encoder: nn.Module, precision: RoundedPrecision) -> list[str]:
+    """From now on, let the encoder compute with rounded weights.
+
+    Returns:
+        The names of the layers.
+
+    Raises:
+        ValueError: no matrix of the encoder is large enough to be quantised.
+    """
+    found = {}
+    for name, module in encoder.named_modules():
+        weight = module._parameters.get("weight")
+        if (
+            isinstance(module, nn.Linear)
+            and weight is not None
+            and weight.numel() >= _LEAST_WEIGHTS
+            and weight.size(1) >= _LEAST_INPUTS
+        ):
+            found[name] = module
+    if not found:
+        raise ValueError(
+            f"finetune.quantise={precision}: the encoder has no matrix of {_LEAST_WEIGHTS:,} "
+            "weights or more, so that none is quantised"
+        )
+    rounding = _Rounding(list(found.values()), precision)
+    encoder.register_forward_pre_hook(rounding.apply)
+    encoder.register_forward_hook(rounding.restore, always_call=True)
+    return list(found)
