@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+    from pruned_rnnt.export.precision import QuantisedPrecision
     from pruned_rnnt.quantise.contract import Contract, MeasuredSet
     from pruned_rnnt.train.experiment import ExperimentConfig
 
@@ -153,18 +156,20 @@ def export(options: argparse.Namespace, console: Console) -> int:
     check = None
     if options.calibrate is not None:
         contract = _contract(options, config, loaded.tokenizer)
-        precisions = chosen_precisions(options)
-
-        def check(written: Path) -> None:
-            for result in contract.apply(written, precisions):
-                print("\n".join(result.lines()))
-
+        check = partial(_keep_contract, contract, chosen_precisions(options))
     exact = run_export(options, parts, folder, source, config.decode, check_quantised=check)
     card.write(folder, use_of_export(folder, options.format))
     chain.write(folder)
     if repository is not None and exact:
         print(f"pushed to {push(folder, repository, private=options.private, message=source)}")
     return 0 if exact else EXIT_FAILED
+
+
+def _keep_contract(
+    contract: Contract, precisions: Sequence[QuantisedPrecision], folder: Path
+) -> None:
+    for result in contract.apply(folder, precisions):
+        print("\n".join(result.lines()))
 
 
 def _contract(

@@ -134,9 +134,7 @@ class Contract:
         self, folder: Path, precision: QuantisedPrecision, exact: FileErrors
     ) -> QuantisedFiles:
         increase = DEFAULT_INCREASE[precision] if self.increase is None else self.increase
-        graphs = sorted(
-            path.name[:-5] for path in folder.glob("*.onnx") if path.name.count(".") < 2
-        )
+        graphs = sorted(path.stem for path in folder.glob("*.onnx") if "." not in path.stem)
         sizes = {
             (graph, layer.name): layer.values.size for graph, layer in _layers_of(folder, graphs)
         }

@@ -15,6 +15,7 @@ import torch
 
 from pruned_rnnt.decode.scoring.wer import ErrorCounts
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
+from pruned_rnnt.export.onnx_layers import tidy
 from pruned_rnnt.export.precision import QUANTISED, QuantisedPrecision, write_quantised
 from pruned_rnnt.quantise import contract
 from pruned_rnnt.quantise.contract import Contract, MeasuredSet, QuantisedFiles
@@ -37,6 +38,9 @@ class Export:
         self.errors_of_layer: dict[str, int] = {}
         self.lines: list[str] = []
         write_model(folder / "encoder.onnx", outlier=True)
+        model = onnx.load(folder / "encoder.onnx")
+        tidy(model)
+        onnx.save(model, folder / "encoder.onnx")
         for precision in QUANTISED:
             target = folder / f"encoder.{precision}.onnx"
             write_quantised(precision, folder / "encoder.onnx", target)
@@ -94,7 +98,7 @@ def test_the_most_sensitive_layer_stays_float(
     assert floats_of(export.folder / f"encoder.{precision}.onnx") == {"second"}
     assert result.errors == 201
     assert 1 < result.fp32_bytes / result.bytes < 4
-    assert any("250 errors with 0 layers in fp32, fp32 200" in line for line in export.lines)
+    assert any("251 errors with 0 layers in fp32, fp32 200" in line for line in export.lines)
     shown = "\n".join(result.lines())
     assert f"{precision}: kept in fp32: encoder second (quantised alone, it changes" in shown
     stored = json.loads((export.folder / SETTINGS_NAME).read_text())
