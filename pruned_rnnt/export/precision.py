@@ -80,7 +80,8 @@ def rounded_weight(precision: QuantisedPrecision, layer: Layer) -> npt.NDArray[n
     zero_B1N = np.round(-lowest_B1N / scale_B1N)
     integers_BKN = np.clip(np.round(blocks_BKN / scale_B1N) + zero_B1N, 0, 15)
     rounded_BKN = (integers_BKN - zero_B1N) * scale_B1N
-    return rounded_BKN.reshape(-1, outputs)[:inputs].astype(np.float32)
+    rounded_KN: npt.NDArray[np.float32] = rounded_BKN.reshape(-1, outputs)[:inputs]
+    return rounded_KN.astype(np.float32)
 
 
 def _integers(
