@@ -35,16 +35,17 @@ def test_gradients_pass_the_rounding_unchanged() -> None:
 
 
 def test_the_encoder_computes_with_rounded_weights_and_keeps_its_own() -> None:
-    encoder = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    first, last = nn.Linear(64, 64), nn.Linear(64, 4)
+    encoder = nn.Sequential(first, nn.ReLU(), last)
     before = {name: value.clone() for name, value in encoder.state_dict().items()}
     x_NI = torch.randn(5, 64)
-    expected = nn.functional.linear(x_NI, rounded(encoder[0].weight, "int4"), encoder[0].bias)
-    expected = nn.functional.linear(expected.relu(), encoder[2].weight, encoder[2].bias)
+    expected = nn.functional.linear(x_NI, rounded(first.weight, "int4"), first.bias)
+    expected = nn.functional.linear(expected.relu(), last.weight, last.bias)
     assert round_weights(encoder, "int4") == ["0"]  # the second has few weights
     output = encoder(x_NI)
     torch.testing.assert_close(output, expected)
     output.square().sum().backward()
-    assert encoder[0].weight.grad is not None
+    assert first.weight.grad is not None
     assert encoder.state_dict().keys() == before.keys()
     for name, value in encoder.state_dict().items():
         assert torch.equal(value, before[name])
