@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from scripts.benchmark.cold_start_table import cold_start
 from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
 from scripts.benchmark.training_tables import loader, training_processes, training_step
 
@@ -178,7 +177,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "cuda_parts": lambda: comparison("cuda", ["lattice", "bounds"]),
     "cuda_log_probs": lambda: comparison("cuda", ["log_probs"]),
     "cuda_launches": launches,
-    "cold_start": cold_start,
     "cpu": lambda: comparison("cpu", ["step", "full", "simple"]),
     "training_step": training_step,
     "training_processes": training_processes,
