@@ -3,8 +3,8 @@
 model.pt                               for `pruned_rnnt.load`
 encoder.pt2 decoder.pt2 joiner.pt2     for `torch.export.load`; the graphs of the ONNX files, but
                                        no decoder if the predictor is recurrent; model.pt2 alone
-                                       for a model of a CTC head alone; none for an encoder of the
-                                       transformers library
+                                       for a model of a CTC head alone; none for a FastConformer and
+                                       an encoder of the transformers library
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from pruned_rnnt.export.graphs import decoder, export_program, joiner
 from pruned_rnnt.export.model_file import FILE_NAME, ModelFile, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
+from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -26,16 +27,16 @@ from pruned_rnnt.system.usage_errors import ExportError
 def export_torch(parts: ModelFile, folder: Path, options: OnnxOptions, source: str) -> None:
     """Write the folder; arguments and errors as for `export_onnx`, but without precisions."""
     model = parts.model
-    if isinstance(model.encoder, TransformersEncoder):
+    if isinstance(model.encoder, (FastConformer, TransformersEncoder)):
         if options.streaming or options.chunk or options.left:
             raise ExportError(
-                "--streaming, --chunk and --left need a causal encoder, and model.encoder.kind is "
-                "transformers: leave them out"
+                f"model.encoder.kind is {model.config.encoder.kind}, of which --format torch "
+                "writes model.pt alone: leave out --streaming, --chunk and --left"
             )
         save_model(parts, folder / FILE_NAME, source)
         for old in folder.glob("*.pt2"):
             old.unlink()
-        return  # torch.export has no part in the library's modules
+        return  # there is no graph of these encoders by itself
     encoder = encoder_graph(model.eval(), options)
     save_model(parts, folder / FILE_NAME, source)
     graphs = [encoder]

@@ -18,7 +18,7 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
-from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
+from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model, tiny_zipformer
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,18 @@ def test_recurrent_predictor_has_no_decoder_program(tokenizer: Tokenizer, tmp_pa
     export_torch(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "test")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["encoder.pt2", "joiner.pt2", "model.pt"]
+
+
+def test_fastconformer_has_no_programs(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """As the refusal of ONNX files advises."""
+    model = tiny_model(tiny_fastconformer(), len(tokenizer))
+    with pytest.raises(ExportError, match="use --format torch"):
+        encoder_graph(model, OnnxOptions())
+    export_torch(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "test")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
+    assert load(tmp_path).model.config == model.config
+    with pytest.raises(ExportError, match="leave out --streaming"):
+        export_torch(ModelFile(model, tokenizer), tmp_path, OnnxOptions(streaming=True), "test")
 
 
 def test_unusable_files_are_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
