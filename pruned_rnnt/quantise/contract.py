@@ -27,6 +27,8 @@ DEFAULT_INCREASE: Mapping[QuantisedPrecision, float] = {"int8": 0.01, "int4": 0.
 # On which layers are compared; more audio hardly changes their order, but takes longer.
 CALIBRATION_UTTERANCES = 12
 _LEAST_QUANTISED = 0.5
+# Error rate of float32 files beyond which quantised ones cannot be worse.
+_USELESS = 0.9
 _KEY = "quantisation"
 
 
@@ -123,6 +125,13 @@ class Contract:
         exact = file_errors(folder, "fp32", self.measured.utterances)
         if not exact.counts.reference_words:
             raise ExportError(f"--measure: {self.measured.name} has no words")
+        errors, words = exact.counts.errors, exact.counts.reference_words
+        if errors >= _USELESS * words:
+            raise ExportError(
+                f"--measure: the float32 files make {errors} errors in {words} words of "
+                f"{self.measured.name}, so a comparison says nothing: measure on speech that the "
+                "model recognises, or export without --calibrate"
+            )
         results = [self._apply_one(folder, precision, exact) for precision in precisions]
         path = folder / SETTINGS_NAME
         settings = json.loads(path.read_text(encoding="utf-8"))

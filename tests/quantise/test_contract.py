@@ -129,3 +129,12 @@ def test_nothing_to_measure_is_refused(export: Export, monkeypatch: pytest.Monke
     monkeypatch.setattr(contract, "file_errors", lambda *_: FileErrors(ErrorCounts(), (0,), (0,)))
     with pytest.raises(ExportError, match="--measure: calls dev has no words"):
         export.apply("int8")
+
+
+def test_a_model_that_recognises_nothing_is_refused(
+    export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = ErrorCounts(deletions=9, reference_words=10)
+    monkeypatch.setattr(contract, "file_errors", lambda *_: FileErrors(counts, (9,), (10,)))
+    with pytest.raises(ExportError, match="make 9 errors in 10 words of calls dev"):
+        export.apply("int8")
