@@ -41,7 +41,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "task=singing"], EXIT_USAGE, "must be 'lm'"),
         (["decode", "a", "b"], EXIT_USAGE, "name one run"),
         (["inspect", "absent.yaml"], EXIT_USAGE, "config file not found"),
-        (["average", "/nowhere"], EXIT_FAILED, "has 0 checkpoints"),
+        (["average", "/nowhere"], EXIT_FAILED, "has no checkpoints"),
     ],
 )
 def test_errors_are_one_line(
@@ -91,7 +91,7 @@ def test_errors_of_files_are_one_line(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("pruned_rnnt.train.run.average_checkpoints", fail)
+    monkeypatch.setattr("pruned_rnnt.train.run.keeps_mean", fail)
     assert main(["average", "run"]) == EXIT_FAILED
     assert capsys.readouterr().err == f"pruned-rnnt average: {error}\n"
 
