@@ -66,7 +66,8 @@ def test_the_page_works(corpus: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pruned_rnnt", "decode", str(run)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
-    assert "'model.encoder.kind=lstm' is none of conformer, fastconformer, zipformer" in done.stderr
+    kinds = "conformer, fastconformer, transformers, zipformer"
+    assert f"'model.encoder.kind=lstm' is none of {kinds}" in done.stderr
 
     names: dict[str, Any] = {"__name__": "page"}
     for block in (encoder, search, loss):
