@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
-from pruned_rnnt.data.audio.sample_rows import log_mel_of_rows
+from pruned_rnnt.data.audio.feature_kinds import FeatureKind
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
@@ -102,6 +102,7 @@ def _distances(
     """Distances between symbols and word or speech boundaries, from the references of a set."""
     names = tokenizer.symbols
     found: list[Distance] = []
+    kind = FeatureKind.of_encoder(model.encoder.config)
     for batch in batches:
         encoded_NTE, lengths = encode_batch(model, batch)
         counts = batch.target_lengths_N.tolist()
@@ -128,13 +129,11 @@ def _distances(
             spans = word_spans([token.token for token in tokens])
             if len(spoken) == len(spans):
                 found += _of_words([tokens[i:j] for i, j in spans], spoken)
-            elif heads[n] is not None and model.config.encoder.features == "fbank":
+            elif heads[n] is not None and kind.name != "nemo":
                 # Without a CTC head, symbols may be far from their sounds, so the boundaries of the
-                # speech give no information about them. The detector knows no other features.
+                # speech give no information about them. The detector does not know NeMo's features.
                 features_TF = batch.features_NTF[n, : int(batch.feature_lengths_N[n])]
-                if model.encoder.config.features == "samples":
-                    features_TF = log_mel_of_rows(features_TF)
-                found += _of_speech(tokens, features_TF)
+                found += _of_speech(tokens, kind.energies(features_TF))
     return found
 
 

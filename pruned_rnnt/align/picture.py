@@ -13,7 +13,7 @@ import torch
 from lhotse import CutSet
 
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols, lattice_rows
-from pruned_rnnt.data.audio.sample_rows import log_mel_of_rows
+from pruned_rnnt.data.audio.feature_kinds import FeatureKind
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
@@ -172,11 +172,9 @@ def draw_utterance(
         tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words], frame))
         emissions = [(names[s], at) for s, at in zip(recognised, frames, strict=True)]
         text = tokenizer.decode(recognised)
-    features_TF = batch.features_NTF[0, : int(batch.feature_lengths_N[0])]
-    if model.encoder.config.features == "samples":
-        features_TF = log_mel_of_rows(features_TF)
+    kind = FeatureKind.of_encoder(model.encoder.config)
     return utterance_figure(
-        features_TF,
+        kind.energies(batch.features_NTF[0, : int(batch.feature_lengths_N[0])]),
         emissions,
         tracks,
         occupancy,

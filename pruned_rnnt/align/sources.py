@@ -67,8 +67,7 @@ def align_file(
             one search in memory.
     """
     samples_S = read_audio(path)
-    encoder = model.config.encoder
-    features_TF = FeatureKind(encoder.features, encoder.num_mel_bins).of_recording(samples_S)
+    features_TF = FeatureKind.of_encoder(model.config.encoder).of_recording(samples_S)
     text = tokenizer.normalise(text)
     targets_NU, target_lengths = pad_targets([tokenizer.encode(text)])
     windows = WindowEncoder.as_trained(model, p99_duration)([features_TF])

@@ -114,8 +114,7 @@ def verify(
     require(*ONNX_PACKAGES, *VERIFY_PACKAGES)
     settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
     samples = [_samples(path, settings) for path in audio]
-    encoder = model.config.encoder
-    kind = FeatureKind(encoder.features, encoder.num_mel_bins)
+    kind = FeatureKind.of_encoder(model.config.encoder)
     features = [kind.of_recording(samples_S) for samples_S in samples]
     # sherpa-onnx emits <unk> of CTC models.
     is_silent = isinstance(model, TransducerModel) and model.vocab_size > UNKNOWN_ID

@@ -72,7 +72,7 @@ class ExperimentConfig:
     @property
     def feature_kind(self) -> FeatureKind:
         """The features of the model."""
-        return FeatureKind(self.model.encoder.features, self.model.encoder.num_mel_bins)
+        return FeatureKind.of_encoder(self.model.encoder)
 
     @property
     def folder(self) -> Path:

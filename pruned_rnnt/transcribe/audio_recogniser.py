@@ -307,8 +307,7 @@ class AudioRecogniser(ABC):
         """The features of the model; segments are found by those of `fbank`."""
         if self.model is None:
             return FBANK
-        config = self.model.encoder.config
-        return FeatureKind(config.features, config.num_mel_bins)
+        return FeatureKind.of_encoder(self.model.encoder.config)
 
     @property
     def _device(self) -> torch.device:

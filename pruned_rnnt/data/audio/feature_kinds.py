@@ -6,7 +6,7 @@ Axes: N recordings, S samples, T feature frames (10 ms), F mel bins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from lhotse.utils import LOG_EPSILON
@@ -14,10 +14,19 @@ from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import FEATURE_DIM, audio_features
 from pruned_rnnt.data.audio.nemo_features import nemo_features
-from pruned_rnnt.data.audio.sample_rows import sample_rows
+from pruned_rnnt.data.audio.sample_rows import log_mel_of_rows, sample_rows
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 
 FeatureName = Literal["fbank", "nemo", "samples"]
+
+
+class ReadsFeatures(Protocol):
+    """The settings of an encoder that name its features."""
+
+    @property
+    def features(self) -> FeatureName: ...
+    @property
+    def num_mel_bins(self) -> int: ...
 
 
 class FeatureKind(NamedTuple):
@@ -30,6 +39,11 @@ class FeatureKind(NamedTuple):
 
     name: FeatureName = "fbank"
     num_mel_bins: int = FEATURE_DIM
+
+    @classmethod
+    def of_encoder(cls, settings: ReadsFeatures) -> FeatureKind:
+        """The features that an encoder reads."""
+        return cls(settings.features, settings.num_mel_bins)
 
     @property
     def needs_samples(self) -> bool:
@@ -66,6 +80,10 @@ class FeatureKind(NamedTuple):
         frames_T = torch.arange(features_NTF.size(1), device=device)
         beyond_NT = frames_T >= lengths_N.to(device)[:, None]
         return features_NTF.masked_fill(beyond_NT[:, :, None], 0.0), lengths_N
+
+    def energies(self, features_TF: Tensor) -> Tensor:
+        """(T, F) energies of mel bins: the features themselves, but those of `samples`."""
+        return log_mel_of_rows(features_TF) if self.name == "samples" else features_TF
 
 
 # Of models that were not imported.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pruned_rnnt.data.audio.sample_rows import log_mel_of_rows
+from pruned_rnnt.data.audio.feature_kinds import FeatureKind
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
@@ -44,21 +44,18 @@ def lattice_of_example(
     )
 
 
-def spectrogram_of_example(
-    report: ValidationReport, title: str, *, takes_samples: bool = False
-) -> Any:
+def spectrogram_of_example(report: ValidationReport, title: str, kind: FeatureKind) -> Any:
     """Figure of the features of the utterance that `lattice_of_example` shows, None without one.
 
-    takes_samples: the features of the batch are samples, whose log-mel energies are shown.
+    kind: of the batch.
     """
     batch, losses = report.example_batch, report.example_losses
     if batch is None or losses is None:
         return None
     index = int(losses.frame_lengths.argmax())
     features_TF = batch.features_NTF[index, : int(batch.feature_lengths_N[index])]
-    if takes_samples:
-        features_TF = log_mel_of_rows(features_TF)
-    return spectrogram_figure(features_TF, FEATURE_SECONDS, title=f"{title}: {batch.ids[index]}")
+    energies_TF = kind.energies(features_TF)
+    return spectrogram_figure(energies_TF, FEATURE_SECONDS, title=f"{title}: {batch.ids[index]}")
 
 
 def samples_as_markdown(samples: tuple[Decoded, ...]) -> str:

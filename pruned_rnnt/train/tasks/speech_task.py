@@ -256,9 +256,7 @@ class SpeechTask:
         )
         if figure is not None:
             log.figure("valid/lattice", step, figure)
-        spectrogram = spectrogram_of_example(
-            report, f"step {step}", takes_samples=self.model.encoder.config.features == "samples"
-        )
+        spectrogram = spectrogram_of_example(report, f"step {step}", self.data.kind)
         if spectrogram is not None:
             log.figure("valid/spectrogram", step, spectrogram)
         log.text("valid/samples", step, samples_as_markdown(report.samples))
