@@ -39,10 +39,9 @@ def logits_gradient(
     options: LossOptions,
     in_place: bool,
 ) -> Tensor:
-    """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them, which are
-    zeros then with LOG_PROBS."""
-    given = options.normalization == LOG_PROBS
-    new = torch.zeros_like if given else torch.empty_like
+    """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them, which
+    are zeros where `_needs_zeros`."""
+    new = torch.zeros_like if _needs_zeros(logits, options) else torch.empty_like
     grad_logits = logits.detach() if in_place else new(logits)
     scoring = options.of_gradient
     log_probs_backward(grad_loss, logits, statistics, targets, rows, 0, *scoring, grad_logits)
@@ -50,6 +49,11 @@ def logits_gradient(
         # Makes torch raise for a second backward pass or another use of the logits.
         torch.autograd.graph.increment_version(logits)
     return grad_logits
+
+
+def _needs_zeros(logits: Tensor, options: LossOptions) -> bool:
+    """Whether log_probs_backward writes only parts of the gradient."""
+    return logits.is_cuda and options.normalization == LOG_PROBS
 
 
 def _reduced(total: Tensor, reduction: str) -> Tensor:
@@ -104,7 +108,7 @@ class _RowLoss(torch.autograd.Function):
         ctx.shape, ctx.dtype = logits.shape, logits.dtype
         kept = logits if is_needed else None
         ctx.zeros = None
-        if logits.is_cuda and ctx.needs_input_grad[0] and not is_needed:
+        if ctx.needs_input_grad[0] and not is_needed and _needs_zeros(logits, options):
             # Here the device fills them while the host prepares the rest.
             ctx.zeros = torch.zeros_like(logits)
         ctx.save_for_backward(kept, scores, gd, targets, lse, gx, gy, *row_tensors)
@@ -123,10 +127,12 @@ class _RowLoss(torch.autograd.Function):
             duration_gradient(upstream, scores, gd, rows, 0, options.clamp, grad_durations)
         if logits is None:
             # The memory of the gradient itself, which nothing reads.
-            zeros, ctx.zeros = ctx.zeros, None
-            logits = lse.new_zeros(ctx.shape, dtype=ctx.dtype) if zeros is None else zeros
+            logits, ctx.zeros = ctx.zeros, None
+            if logits is None:
+                new = lse.new_zeros if lse.is_cuda else lse.new_empty
+                logits = new(ctx.shape, dtype=ctx.dtype)
             in_place = is_in_place(True)
-        elif in_place and options.normalization == LOG_PROBS:
+        elif in_place and _needs_zeros(logits, options):
             logits.detach().zero_()
         arguments = (statistics, targets, rows, options, in_place)
         grad_logits = logits_gradient(upstream, logits, *arguments)
