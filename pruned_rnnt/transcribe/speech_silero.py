@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.features import FRAME_SAMPLES, SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.system.optional_packages import require
 
@@ -25,7 +25,6 @@ _CHUNK, _BEFORE, _STATE_SHAPE = 512, 64, (2, 1, 128)
 # Speech begins where the probability is above the first value, and ends where it is below the
 # second one.
 _BEGINS_ABOVE, _ENDS_BELOW = 0.5, 0.35
-_FRAME_SAMPLES = SAMPLING_RATE // 100
 
 
 class SileroDetector:
@@ -83,9 +82,9 @@ class SileroDetector:
         """The frames whose centres are in these chunks."""
         first = self._chunks
         self._chunks += len(decided)
-        centre = _FRAME_SAMPLES // 2
-        frames = max(0, -(-(self._chunks * _CHUNK - centre) // _FRAME_SAMPLES))
-        centres_T = torch.arange(self._frames, frames) * _FRAME_SAMPLES + centre
+        centre = FRAME_SAMPLES // 2
+        frames = max(0, -(-(self._chunks * _CHUNK - centre) // FRAME_SAMPLES))
+        centres_T = torch.arange(self._frames, frames) * FRAME_SAMPLES + centre
         self._frames = frames
         return torch.tensor(decided, dtype=torch.bool)[centres_T // _CHUNK - first]
 

@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_file import AudioFile, open_audio
-from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, audio_features
+from pruned_rnnt.data.audio.features import (
+    FEATURE_DIM,
+    FRAME_SAMPLES,
+    SAMPLING_RATE,
+    audio_features,
+)
 from pruned_rnnt.data.audio.load_audio import mono
 from pruned_rnnt.data.audio.wav import short_wav
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 
-_SHIFT = SAMPLING_RATE // 100
 # The 25 ms window of a frame is centred on its 10 ms, and ends this many samples after their start.
-_WINDOW_END = _SHIFT // 2 + SAMPLING_RATE // 80
+_WINDOW_END = FRAME_SAMPLES // 2 + SAMPLING_RATE // 80
 # Of a file in memory, unless asked for otherwise.
 _BLOCK_SECONDS = 10.0
 # Half the length of scipy's resampling filter, in samples of the lower of the two rates.
@@ -139,14 +143,14 @@ class FeatureStream:
         """(S,) float32 at 16 kHz -> the (T, F) frames that are complete now, possibly none."""
         self._samples_S = np.concatenate((self._samples_S, samples_S))
         kept = len(self._samples_S)
-        complete = self._first_frame + max(0, (kept - _WINDOW_END) // _SHIFT + 1)
+        complete = self._first_frame + max(0, (kept - _WINDOW_END) // FRAME_SAMPLES + 1)
         if complete <= self._done:
             return torch.zeros(0, FEATURE_DIM)
         features_TF = audio_features(self._samples_S)
         new_TF = features_TF[self._done - self._first_frame : complete - self._first_frame]
         # Keep one frame more than necessary, so that no later frame is at the edge of the signal.
         drop = max(0, complete - 1 - self._first_frame)
-        self._samples_S = self._samples_S[drop * _SHIFT :]
+        self._samples_S = self._samples_S[drop * FRAME_SAMPLES :]
         self._first_frame += drop
         self._done = complete
         return new_TF

@@ -20,7 +20,7 @@ FEATURE_DIM = 80
 # The extractor needs at least 15 ms for a frame.
 MIN_SAMPLES = 240
 # From one frame to the next.
-FRAME_SAMPLES = _SHIFT = SAMPLING_RATE // 100
+FRAME_SAMPLES = SAMPLING_RATE // 100
 _WINDOW = SAMPLING_RATE // 40
 # Frames that are computed at once, in about 10 KiB each.
 _MOST_FRAMES = 100_000
@@ -51,12 +51,12 @@ def _power(spectrum_NTF: Tensor) -> Tensor:
 
 def frame_count(samples: int) -> int:
     """Feature frames of this many samples."""
-    return (max(samples, MIN_SAMPLES) + _SHIFT // 2) // _SHIFT
+    return (max(samples, MIN_SAMPLES) + FRAME_SAMPLES // 2) // FRAME_SAMPLES
 
 
 def most_samples(frames: int) -> int:
     """The most samples of which `frame_count` is at most `frames`."""
-    return (frames + 1) * _SHIFT - _SHIFT // 2 - 1
+    return (frames + 1) * FRAME_SAMPLES - FRAME_SAMPLES // 2 - 1
 
 
 def audio_features(samples_S: FloatArray) -> Tensor:
@@ -80,7 +80,9 @@ def batch_features(
     """
     lengths_N = torch.tensor([frame_count(len(samples_S)) for samples_S in samples])
     frames = max(frames, int(lengths_N.max()))
-    waves_NS = _padded(samples, (frames - 1) * _SHIFT + _WINDOW, pinned=device.type == "cuda")
+    waves_NS = _padded(
+        samples, (frames - 1) * FRAME_SAMPLES + _WINDOW, pinned=device.type == "cuda"
+    )
     waves_NS = waves_NS.to(device, non_blocking=True)
     rows = max(1, _MOST_FRAMES // frames)
     features = [
@@ -106,6 +108,6 @@ def _padded(samples: Sequence[FloatArray | Pcm16Array], size: int, *, pinned: bo
         row_S[len(samples_S) :] = 0
         if samples_S.dtype == np.int16 and not are_integers:
             row_S[: len(samples_S)] *= 2**-15
-        end = frame_count(count) * _SHIFT + (_WINDOW - _SHIFT) // 2
+        end = frame_count(count) * FRAME_SAMPLES + (_WINDOW - FRAME_SAMPLES) // 2
         row_S[count:end] = row_S[count - max(0, end - count) : count][::-1]
     return padded_NS

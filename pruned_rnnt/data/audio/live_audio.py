@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from pruned_rnnt.data.audio.audio_stream import ResampledStream
-from pruned_rnnt.data.audio.features import MIN_SAMPLES, SAMPLING_RATE
+from pruned_rnnt.data.audio.features import FRAME_SAMPLES, MIN_SAMPLES, SAMPLING_RATE
 from pruned_rnnt.data.audio.samples import LARGEST, sample_array, scaled, too_large, whole_rate
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 logger = logging.getLogger(__name__)
 
-_SHIFT = SAMPLING_RATE // 100
 # Samples from the start of a frame to the end of its window of 25 ms.
-_WINDOW_END = _SHIFT // 2 + SAMPLING_RATE // 80
+_WINDOW_END = FRAME_SAMPLES // 2 + SAMPLING_RATE // 80
 # Digital silence kept before the first sound: 0.2 s.
 _SILENCE = SAMPLING_RATE // 5
 _MOST_CHANNELS = 32
@@ -104,16 +103,16 @@ class LiveAudio:
         if not self._has_mirror:
             return 0
         if self._ended:
-            return max(0, (self._size + _SHIFT // 2) // _SHIFT - 1)
-        return max(0, (self._size - _WINDOW_END) // _SHIFT)
+            return max(0, (self._size + FRAME_SAMPLES // 2) // FRAME_SAMPLES - 1)
+        return max(0, (self._size - _WINDOW_END) // FRAME_SAMPLES)
 
     def window(self, frames: int) -> FloatArray:
         """Samples (S,) whose features are one frame to leave out, and the next `frames` frames."""
-        return self._joined()[: _SHIFT * frames + _WINDOW_END]
+        return self._joined()[: FRAME_SAMPLES * frames + _WINDOW_END]
 
     def advance(self, frames: int) -> None:
         """Pass the next frames, as far as there are any."""
-        joined_S = self._joined()[_SHIFT * frames :]
+        joined_S = self._joined()[FRAME_SAMPLES * frames :]
         self._parts, self._size = [joined_S], len(joined_S)
 
     def _joined(self) -> FloatArray:
@@ -138,14 +137,14 @@ class LiveAudio:
             return samples_S[:0]
         self._has_sound = True
         silent = self._silent + int(sounds[0])
-        dropped = max(0, silent - _SILENCE) // _SHIFT * _SHIFT
+        dropped = max(0, silent - _SILENCE) // FRAME_SAMPLES * FRAME_SAMPLES
         self.begin = dropped / SAMPLING_RATE
         kept_S = np.zeros(silent - dropped, dtype=np.float32)
         return np.concatenate((kept_S, samples_S[sounds[0] :]))
 
     def _mirror(self, samples_S: FloatArray) -> None:
         """Start the samples, which the features see mirrored before their beginning."""
-        self._parts = [np.concatenate((samples_S[:_SHIFT][::-1], samples_S))]
+        self._parts = [np.concatenate((samples_S[:FRAME_SAMPLES][::-1], samples_S))]
         self._size = len(self._parts[0])
         self._has_mirror = True
 

@@ -11,25 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.features import (
-    SAMPLING_RATE,
-    audio_features,
-    frame_count,
-)
+from pruned_rnnt.data.audio.features import FRAME_SAMPLES, audio_features, frame_count
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
-
-SAMPLES_PER_FRAME = SAMPLING_RATE // 100
 
 
 def sample_rows(samples_S: FloatArray | Pcm16Array) -> Tensor:
     """(T, R) float32 in [-1, 1]: at the end, at most 80 samples are left out or zeros."""
     frames = frame_count(len(samples_S))
-    rows_S = np.zeros(frames * SAMPLES_PER_FRAME, dtype=np.float32)
+    rows_S = np.zeros(frames * FRAME_SAMPLES, dtype=np.float32)
     kept_S = samples_S[: len(rows_S)]
     rows_S[: len(kept_S)] = kept_S
     if samples_S.dtype == np.int16:
         rows_S *= 2**-15
-    return torch.from_numpy(rows_S).view(frames, SAMPLES_PER_FRAME)
+    return torch.from_numpy(rows_S).view(frames, FRAME_SAMPLES)
 
 
 def log_mel_of_rows(rows_TR: Tensor) -> Tensor:

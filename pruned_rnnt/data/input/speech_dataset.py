@@ -287,7 +287,7 @@ def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
         if not getattr(noise, f"has_{wanted}", False):
             raise ValueError(
                 f"{setting}: {noise.id} is not a cut with {wanted}, which data.features="
-                f"{'stored' if stored else 'waveform or samples'} needs"
+                f"{'stored' if stored else 'waveform'} needs"
             )
         if not stored and rate_problem(noise.sampling_rate):
             raise ValueError(f"{setting}: {noise.id}: {rate_problem(noise.sampling_rate)}")
