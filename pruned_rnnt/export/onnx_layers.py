@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pruned_rnnt.model.rounded_weights import LEAST_INPUTS, LEAST_WEIGHTS
+
 _SCOPES = "pkg.torch.onnx.name_scopes"
-# Smaller weights are not worth a scale; smaller matrix products not the conversion of their input.
-_LEAST_STORED, _LEAST_COMPUTED = 256, 2048
-# Matrix products with fewer inputs do not fill a block of four-bit weights.
-_LEAST_INPUTS = 32
+# Smaller weights are not worth a scale.
+_LEAST_STORED = 256
 # Which input of a node is the weight, and the axis that gets a scale for each of its rows.
 _WEIGHT_INPUT = {"MatMul": 1, "Conv": 1, "Gather": 0}
 _CHANNEL_AXIS = {"MatMul": 1, "Conv": 0, "Gather": 0}
@@ -57,8 +57,8 @@ def layers(model: Any) -> list[Layer]:
         is_computed = (
             node.op_type == "MatMul"
             and values.ndim == 2
-            and values.size >= _LEAST_COMPUTED
-            and len(values) >= _LEAST_INPUTS
+            and values.size >= LEAST_WEIGHTS
+            and len(values) >= LEAST_INPUTS
         )
         axis = values.ndim - 1 if node.op_type == "MatMul" else _CHANNEL_AXIS[node.op_type]
         kind: Literal["computed", "stored"] = "computed" if is_computed else "stored"

@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pruned_rnnt.export.onnx_layers import Layer, layers
+from pruned_rnnt.model.rounded_weights import INT4_BLOCK, INT4_LEVELS, INT8_LARGEST
 
 QuantisedPrecision = Literal["int8", "int4"]
 QUANTISED: tuple[QuantisedPrecision, ...] = ("int8", "int4")
-# Inputs of a matrix product that share a scale of four-bit weights.
-INT4_BLOCK = 32
-# Seven bits: without VNNI instructions, sums of eight-bit products overflow.
-_INT8_LARGEST, _STORED_LARGEST = 64, 127
+# Weights that are stored in eight bits, but computed with as float32.
+_STORED_LARGEST = 127
 
 
 def write_quantised(
@@ -69,16 +68,16 @@ def rounded_weight(precision: QuantisedPrecision, layer: Layer) -> npt.NDArray[n
         integers, scales = _integers(layer, _STORED_LARGEST)
         return (integers * scales).astype(np.float32)
     if precision == "int8":
-        integers, scales = _integers(layer, _INT8_LARGEST)
+        integers, scales = _integers(layer, INT8_LARGEST)
         return (integers * scales).astype(np.float32)
     inputs, outputs = layer.values.shape
     padded_KN = np.pad(layer.values, ((0, -inputs % INT4_BLOCK), (0, 0)))
     blocks_BKN = padded_KN.reshape(-1, INT4_BLOCK, outputs)
     lowest_B1N = np.minimum(blocks_BKN.min(axis=1, keepdims=True), 0)
-    scale_B1N = (np.maximum(blocks_BKN.max(axis=1, keepdims=True), 0) - lowest_B1N) / 15
+    scale_B1N = (np.maximum(blocks_BKN.max(axis=1, keepdims=True), 0) - lowest_B1N) / INT4_LEVELS
     scale_B1N[scale_B1N == 0] = 1
     zero_B1N = np.round(-lowest_B1N / scale_B1N)
-    integers_BKN = np.clip(np.round(blocks_BKN / scale_B1N) + zero_B1N, 0, 15)
+    integers_BKN = np.clip(np.round(blocks_BKN / scale_B1N) + zero_B1N, 0, INT4_LEVELS)
     rounded_BKN = (integers_BKN - zero_B1N) * scale_B1N
     rounded_KN: npt.NDArray[np.float32] = rounded_BKN.reshape(-1, outputs)[:inputs]
     return rounded_KN.astype(np.float32)

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 RoundedPrecision = Literal["int8", "int4"]
-# As in exported files: levels of a seven-bit weight, levels and inputs of a four-bit one.
-_INT8_LARGEST, _INT4_LEVELS, _INT4_BLOCK = 64, 15, 32
-# Smaller matrices stay float32 in exported files.
-_LEAST_WEIGHTS, _LEAST_INPUTS = 2048, 32
+# These hold for exported files, too. Seven bits: without VNNI instructions, sums of eight-bit
+# products overflow. Inputs of a matrix product share a scale of four-bit weights.
+INT8_LARGEST, INT4_LEVELS, INT4_BLOCK = 64, 15, 32
+# Smaller matrix products are not worth the conversion of their input; those with fewer inputs do
+# not fill a block of four-bit weights.
+LEAST_WEIGHTS, LEAST_INPUTS = 2048, 32
 
 
 def rounded(weight_OI: Tensor, precision: RoundedPrecision) -> Tensor:
@@ -33,20 +35,20 @@ def rounded(weight_OI: Tensor, precision: RoundedPrecision) -> Tensor:
 
 
 def _rounded_int8(weight_OI: Tensor) -> Tensor:
-    scale_O1 = weight_OI.abs().amax(dim=1, keepdim=True) / _INT8_LARGEST
+    scale_O1 = weight_OI.abs().amax(dim=1, keepdim=True) / INT8_LARGEST
     scale_O1 = torch.where(scale_O1 == 0, 1.0, scale_O1)
     return (weight_OI / scale_O1).round() * scale_O1
 
 
 def _rounded_int4(weight_OI: Tensor) -> Tensor:
     outputs, inputs = weight_OI.shape
-    padded_OI = functional.pad(weight_OI, (0, -inputs % _INT4_BLOCK))
-    blocks_OBI = padded_OI.reshape(outputs, -1, _INT4_BLOCK)
+    padded_OI = functional.pad(weight_OI, (0, -inputs % INT4_BLOCK))
+    blocks_OBI = padded_OI.reshape(outputs, -1, INT4_BLOCK)
     lowest_OB1 = blocks_OBI.amin(dim=2, keepdim=True).clamp(max=0)
-    scale_OB1 = (blocks_OBI.amax(dim=2, keepdim=True).clamp(min=0) - lowest_OB1) / _INT4_LEVELS
+    scale_OB1 = (blocks_OBI.amax(dim=2, keepdim=True).clamp(min=0) - lowest_OB1) / INT4_LEVELS
     scale_OB1 = torch.where(scale_OB1 == 0, 1.0, scale_OB1)
     zero_OB1 = (-lowest_OB1 / scale_OB1).round()
-    integers_OBI = ((blocks_OBI / scale_OB1).round() + zero_OB1).clamp(0, _INT4_LEVELS)
+    integers_OBI = ((blocks_OBI / scale_OB1).round() + zero_OB1).clamp(0, INT4_LEVELS)
     return ((integers_OBI - zero_OB1) * scale_OB1).reshape(outputs, -1)[:, :inputs]
 
 
@@ -88,13 +90,13 @@ def round_weights(encoder: nn.Module, precision: RoundedPrecision) -> list[str]:
         if (
             isinstance(module, nn.Linear)
             and weight is not None
-            and weight.numel() >= _LEAST_WEIGHTS
-            and weight.size(1) >= _LEAST_INPUTS
+            and weight.numel() >= LEAST_WEIGHTS
+            and weight.size(1) >= LEAST_INPUTS
         ):
             found[name] = module
     if not found:
         raise ValueError(
-            f"finetune.quantise={precision}: the encoder has no matrix of {_LEAST_WEIGHTS:,} "
+            f"finetune.quantise={precision}: the encoder has no matrix of {LEAST_WEIGHTS:,} "
             "weights or more, so that none is quantised"
         )
     rounding = _Rounding(list(found.values()), precision)
