@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.verify import run_recognise

@@ -33,7 +33,7 @@ import pruned_rnnt
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.decode.scoring.lost_runs import lost_runs
+from pruned_rnnt.decode.scoring.error_statistics import lost_runs
 from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.lost_speech import Mark

@@ -36,8 +36,8 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.config.load import load_config
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, batch_features
-from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer

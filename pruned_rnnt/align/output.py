@@ -14,7 +14,7 @@ from lhotse import CutSet
 from pruned_rnnt.align.manifest import cut_with_alignment
 from pruned_rnnt.align.textgrid import textgrid
 from pruned_rnnt.align.utterance import AlignedUtterance
-from pruned_rnnt.decode.ctm import ctm_text
+from pruned_rnnt.decode.word_times import ctm_text
 
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
 

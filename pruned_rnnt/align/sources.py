@@ -13,9 +13,9 @@ from pruned_rnnt.align.utterance import (
     align_batches,
     align_encoded,
 )
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.feature_kinds import FeatureKind
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.input.batch import Batch, pad_targets
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer

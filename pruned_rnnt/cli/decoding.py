@@ -20,8 +20,8 @@ from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.decode.nbest import hypothesis_lines
 from pruned_rnnt.decode.result_settings import file_digests, label, result_settings
 from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
+from pruned_rnnt.decode.scoring.error_statistics import lost_runs
 from pruned_rnnt.decode.scoring.headline import SetErrors
-from pruned_rnnt.decode.scoring.lost_runs import lost_runs
 from pruned_rnnt.decode.set_summary import language_table, lost_lines, unknown_lines
 from pruned_rnnt.decode.timing.calibration import (
     Calibration,

@@ -13,7 +13,7 @@ from pruned_rnnt.cli.command import (
     add_command,
     prepare_process,
 )
-from pruned_rnnt.system.garbage import without_garbage_collection
+from pruned_rnnt.system.allocator import without_garbage_collection
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
+from pruned_rnnt.decode.scoring.error_statistics import LEAST_WORDS
 from pruned_rnnt.decode.scoring.headline import MetricChoice, errors_by_language, language_lines
-from pruned_rnnt.decode.scoring.lost_runs import LEAST_WORDS
 from pruned_rnnt.decode.scoring.wer import Transcript
 
 _SHOWN = 8

@@ -1,9 +1,9 @@
-"""Times in seconds of tokens and words, from the encoder frames of symbols."""
+"""Times in seconds of tokens and words, from the encoder frames of symbols, and their CTM lines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -221,3 +221,14 @@ def _seconds(seconds: float, begin: float) -> float:
 
 def _probability(log_prob: float) -> float:
     return round(math.exp(min(log_prob, 0.0)), 4)
+
+
+def ctm_line(name: str, word: str, start: float, end: float, confidence: float) -> str:
+    """`name channel start duration word confidence`; spaces in name and word become underscores."""
+    name, word = ("_".join(part.split()) for part in (name, word))
+    return f"{name} 1 {start:.3f} {end - start:.3f} {word} {confidence:.4f}"
+
+
+def ctm_text(name: str, items: Iterable[tuple[str, float, float, float]]) -> str:
+    """The lines of one recording; items are (word, start, end, confidence) in order of time."""
+    return "".join(f"{ctm_line(name, *item)}\n" for item in items)

@@ -15,13 +15,13 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.precision import QUANTISED, QuantisedPrecision
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import verify
-from pruned_rnnt.interop.icefall.export_folder import export_icefall
+from pruned_rnnt.interop.icefall.zipformer_export import export_icefall
 from pruned_rnnt.interop.nemo.exported_model import export_model
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
-from pruned_rnnt.system.unfinished_folder import appearing_together
 from pruned_rnnt.system.usage_errors import ExportError, UsageError
+from pruned_rnnt.system.whole_files import appearing_together
 
 
 def check_export(options: argparse.Namespace) -> None:

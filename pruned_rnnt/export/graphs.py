@@ -28,8 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.export.onnx_layers import tidy
-from pruned_rnnt.export.output_layer import output_layer
-from pruned_rnnt.export.streaming_graphs import streaming_graph
+from pruned_rnnt.export.streaming_graphs import output_layer, streaming_graph
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel

@@ -26,14 +26,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.export.output_layer import output_layer
 from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer.embedding import EMBEDDING_RATE
 from pruned_rnnt.model.zipformer.state import LayerState, ZipformerState
 from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
+
+
+def output_layer(model: SpeechModel) -> nn.Module:
+    """The joiner's projection of a transducer; the log-probabilities of a CTC head without one."""
+    if isinstance(model, TransducerModel):
+        return model.joiner.encoder_proj
+    assert model.ctc_head is not None
+    return nn.Sequential(model.ctc_head, nn.LogSoftmax(dim=-1))
+
 
 _STATES = ("key", "nonlin_attn", "val1", "val2", "conv1", "conv2")
 _STREAM_AXES = (1, 1, 1, 1, 0, 0)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.feature_kinds import FeatureKind
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, WORD_START, Tokenizer
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
@@ -30,12 +30,45 @@ from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.export.tdt_features import sherpa_tdt_features
-from pruned_rnnt.export.tdt_graphs import TdtEncoderGraph, has_nemo_layout
-from pruned_rnnt.export.verify_tdt import compare_tdt, converted_features
+from pruned_rnnt.export.tdt_graphs import (
+    LstmDecoderGraph,
+    TdtDecoderGraph,
+    TdtEncoderGraph,
+    has_nemo_layout,
+)
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.system.usage_errors import ExportError
+
+
+@torch.inference_mode()
+def converted_features(encoder: Graph, feature_TF: Tensor) -> Tensor:
+    """(T, F) features of sherpa-onnx after the conversion in the encoder's graph."""
+    assert isinstance(encoder.module, TdtEncoderGraph)
+    converted_NTF: Tensor = encoder.module.features(feature_TF.T[None])
+    return converted_NTF[0]
+
+
+def compare_tdt(pairs: Sequence[Pair], feature_TF: Tensor, symbols: Sequence[int]) -> None:
+    """Run encoder, decoder and joiner on one utterance; the pairs record the differences.
+
+    Args:
+        feature_TF: as sherpa-onnx computes them.
+        symbols: ids of the recognised symbols in our order.
+    """
+    encoder, decoder, joiner = pairs
+    encoded_NJT = encoder.run(feature_TF.T[None], torch.tensor([len(feature_TF)]))[0]
+    assert isinstance(decoder.graph.module, TdtDecoderGraph | LstmDecoderGraph)
+    blank = decoder.graph.module.vocab_size - 1
+    layers, size = decoder.graph.module.state_sizes
+    states = [torch.zeros(layers, 1, size), torch.zeros(layers, 1, size)]
+    for step, symbol in enumerate([blank, *(symbol - 1 for symbol in symbols)]):
+        target = torch.tensor([[symbol]], dtype=torch.int32)
+        output_NJ1, _, *states = decoder.run(target, torch.ones(1, dtype=torch.int32), *states)
+        frame = min(step, encoded_NJT.size(2) - 1)
+        joiner.run(encoded_NJT[:, :, frame : frame + 1].contiguous(), output_NJ1)
+
 
 # For float32 outputs; a larger difference means that the graph computes something else.
 TOLERANCE = 1e-3

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.system.garbage import without_garbage_collection
+from pruned_rnnt.system.allocator import without_garbage_collection
 
 
 @dataclass(frozen=True, kw_only=True)

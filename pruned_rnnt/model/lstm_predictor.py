@@ -1,4 +1,4 @@
-"""LSTM predictor (Graves 2012), whose output depends on all previous symbols.
+"""LSTM predictor (Graves 2012), whose output depends on all previous symbols, and its layers.
 
 Axes: N batch, U symbols, L layers, R rows of a search, P predictor width.
 """
@@ -12,8 +12,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.lstm import check_lstm_sizes, lstm_layers
 from pruned_rnnt.model.predictor import AnyPredictorConfig, Predictor, State
+
+
+def check_lstm_sizes(section: str, *, dim: int, layers: int, dropout: float) -> None:
+    """Raise ValueError, with the setting's name in `section`, if a size is out of range."""
+    for name, value in (("dim", dim), ("layers", layers)):
+        if value < 1:
+            raise ValueError(f"{section}.{name} is {value}, needs at least 1")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{section}.dropout is {dropout}, needs 0 <= x < 1")
+
+
+def lstm_layers(dim: int, layers: int, dropout: float) -> nn.LSTM:
+    """Layers of one width over (N, U, dim), with dropout between them."""
+    # torch warns if a single layer has dropout.
+    between = dropout if layers > 1 else 0.0
+    return nn.LSTM(dim, dim, layers, batch_first=True, dropout=between)
 
 
 @dataclass(frozen=True, kw_only=True)

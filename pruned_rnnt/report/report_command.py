@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pruned_rnnt.report.clips import ByteBudget
-from pruned_rnnt.report.comparison import Comparison, compare
+from pruned_rnnt.report.comparison import Comparison, compare, partner
 from pruned_rnnt.report.cut_details import CutDetails, read_cut_details
 from pruned_rnnt.report.page import Page, render_page
-from pruned_rnnt.report.partner import partner
 from pruned_rnnt.report.pictures import UtterancePictures
 from pruned_rnnt.report.report_run import ReportRun, read_run
 from pruned_rnnt.report.scored_set import ScoredSet, score_result

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.report.partner import has_equal
+from pruned_rnnt.report.comparison import has_equal
 from pruned_rnnt.run.result_file import ErrorSummary, ResultFile, find_results
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.log import read_metrics

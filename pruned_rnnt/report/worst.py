@@ -9,8 +9,7 @@ from pruned_rnnt.report.clips import ByteBudget, Clip, audio_clip
 from pruned_rnnt.report.comparison import Comparison
 from pruned_rnnt.report.pictures import UtterancePictures
 from pruned_rnnt.report.scored_set import ScoredSet, ScoredUtterance
-from pruned_rnnt.report.shown_pairs import shown_pairs
-from pruned_rnnt.report.tables import pair_letter
+from pruned_rnnt.report.tables import pair_letter, shown_pairs
 
 
 @dataclass(frozen=True, kw_only=True)

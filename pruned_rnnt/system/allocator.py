@@ -1,9 +1,12 @@
-"""Memory of the C library, for commands that compute on the CPU."""
+"""When this process frees memory: blocks of the C library, and Python's garbage."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -25,3 +28,15 @@ def keep_freed_memory() -> bool:
         return False
     accepted = [mallopt(option, _BYTES) for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD)]
     return all(accepted)
+
+
+@contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Nothing is collected within the context."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

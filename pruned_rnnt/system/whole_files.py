@@ -1,10 +1,13 @@
-"""Files that appear whole or not at all."""
+"""Files and sets of files that appear whole or not at all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import mkdtemp
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -21,3 +24,24 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def appearing_together(folder: Path, replacing: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield an empty folder beside `folder`, whose files move there if there was no error.
+
+    Args:
+        replacing: patterns of earlier files in `folder` that are removed then; others stay.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield unfinished
+        folder.mkdir(exist_ok=True)
+        for pattern in replacing:
+            for old in folder.glob(pattern):
+                old.unlink()
+        for path in unfinished.iterdir():
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from rich.table import Table
 from torch import nn
 
 from pruned_rnnt.config.load import ConfigError, value_of
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.datamodule import lattice_size
+from pruned_rnnt.data.input.filters import CutFilter
 from pruned_rnnt.data.input.lm_texts import TextFiles, text_splits
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.data.input.split_summary import show_split, show_texts
 from pruned_rnnt.licences.chain import Chain, read_chain
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.language_model import LanguageModel
@@ -25,6 +28,59 @@ from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import run_config
 from pruned_rnnt.train.run_chain import chain_of_run
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
+
+_BAR_WIDTH = 40
+_BINS = 10
+
+
+def show_split(folder: PreparedFolder, config: DataConfig, console: Console) -> None:
+    """Prints counts and histograms of the training split of a prepared folder."""
+    tokenizer = folder.tokenizer()
+    size = lattice_size(config, tokenizer)
+    cut_filter = CutFilter(config.filters, tokenizer)
+    durations, nodes = array("f"), array("f")
+    left_out = 0
+    for cut in folder.cuts(config.train, lazy=True):
+        if cut_filter(cut):
+            durations.append(cut.duration)
+            nodes.append(size.nodes(cut))
+        else:
+            left_out += 1
+    hours = sum(durations) / 3600
+    shards = len(folder.manifests(config.train))
+    manifests = f"in {shards} shards" if shards > 1 else "in one manifest"
+    console.print(f"{config.train}: {len(durations):,} utterances, {hours:,.2f} h, {manifests}")
+    if left_out:
+        console.print(f"{left_out:,} more are left out: {cut_filter.describe()}", markup=False)
+    if not durations:
+        return
+    _print_histogram(console, "duration, s", durations)
+    _print_histogram(console, "lattice nodes, encoder frames x (symbols + 1)", nodes)
+    bound = f"{config.max_lattice:,}" if config.max_lattice else "none"
+    console.print(
+        f"largest: {max(nodes):,.0f} nodes; bound for a batch (data.max_lattice): {bound}"
+    )
+
+
+def show_texts(texts: TextFiles, split: str, console: Console) -> None:
+    """Prints the counts and a histogram of the lengths of a language model's texts."""
+    symbols = int(texts.lengths.sum())
+    console.print(f"{split}: {len(texts):,} texts, {symbols:,} symbols")
+    if len(texts) > 0:
+        _print_histogram(console, "symbols per text", texts.lengths.tolist())
+
+
+def _print_histogram(console: Console, title: str, values: Sequence[float]) -> None:
+    low, high = min(values), max(values)
+    width = (high - low) / _BINS or 1.0
+    counts = [0] * _BINS
+    for value in values:
+        counts[min(int((value - low) / width), _BINS - 1)] += 1
+    console.print(title)
+    for index, count in enumerate(counts):
+        bar = "#" * round(_BAR_WIDTH * count / max(counts))
+        console.print(f"  {low + index * width:10.2f} {count:7d} {bar}")
+
 
 # Measures of a validation as (heading, name, format); a run has those of its task.
 _MEASURES = (

@@ -160,7 +160,7 @@ class AudioRecogniser(ABC):
             One transcription, or a list of them for a list.
 
         Raises:
-            FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`;
+            FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.audio_file.read_audio`;
                 ValueError also for samples of another shape, type or range.
         """
         recordings = audio if isinstance(audio, list | tuple) else [audio]

@@ -20,7 +20,7 @@ from pruned_rnnt.system.host_copy import to_device
 from pruned_rnnt.transcribe.lost_speech import Stretch
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import Segment
-from pruned_rnnt.transcribe.silence import is_digital_silence
+from pruned_rnnt.transcribe.speech_energy import is_digital_silence
 
 # On a GPU, numbers of frames between powers of two: 1.5 % of a batch is padding on average.
 _PADDING = BatchPadding(frame_step=32, steps=32)

@@ -57,7 +57,7 @@ class RecordingReader:
 
     Raises:
         FileNotFoundError, ValueError: while iterating, as
-            `pruned_rnnt.data.audio.load_audio.read_audio`; ValueError also for samples or features
+            `pruned_rnnt.data.audio.audio_file.read_audio`; ValueError also for samples or features
             of another shape, type or range.
     """
 

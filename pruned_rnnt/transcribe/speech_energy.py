@@ -9,6 +9,9 @@ A frame is speech unless one of two rules holds.
    even far from the microphone. Frames that a stream decides may be left out, so there it must be
    far below the loudest speech, too.
 
+Digital silence, frames whose samples are all zero, is told apart: training data always has some
+noise, and some models emit words for silence without any.
+
 Axes: N batch, T feature frames (10 ms), P pooled frames (50 ms), F mel bins. All levels and
 energies are natural logarithms.
 """
@@ -22,7 +25,15 @@ from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import FEATURE_DIM
 from pruned_rnnt.data.audio.waveform import FloatArray
-from pruned_rnnt.transcribe.silence import is_digital_silence
+
+# Log-energies of such frames are -15.94; noise of one step of 16 bits has -15.1.
+_DIGITAL_SILENCE = -15.5
+
+
+def is_digital_silence(features_XF: Tensor) -> Tensor:
+    """(..., F) log-mel features -> (...) bool, True for frames whose samples are all zero."""
+    return features_XF.mean(dim=-1) < _DIGITAL_SILENCE
+
 
 # Frames are decided in steps of 2 s, from the 30 s before and the 3 s after them,
 # so that the result does not depend on the sizes of the pieces in which the features arrive.

@@ -6,8 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from pruned_rnnt.decode.ctm import ctm_text
-from pruned_rnnt.decode.word_times import TimedWord
+from pruned_rnnt.decode.word_times import TimedWord, ctm_text
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.transcription import Transcription
 

@@ -9,9 +9,9 @@ import pytest
 import soundfile
 import torch
 
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.audio.features import audio_features, batch_features, fbank_extractor
-from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import resample
 
 

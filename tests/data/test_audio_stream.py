@@ -10,7 +10,7 @@ import scipy.signal
 import soundfile
 import torch
 
-from pruned_rnnt.data.audio.audio_file import FloatArray
+from pruned_rnnt.data.audio.audio_file import FloatArray, read_audio
 from pruned_rnnt.data.audio.audio_stream import (
     FeatureStream,
     ResampledStream,
@@ -19,7 +19,6 @@ from pruned_rnnt.data.audio.audio_stream import (
     short_or_blocks,
 )
 from pruned_rnnt.data.audio.features import audio_features, batch_features
-from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.waveform import resample
 
 

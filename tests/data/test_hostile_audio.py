@@ -12,8 +12,8 @@ import soundfile
 from lhotse import MonoCut, Recording
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.audio_stream import audio_blocks
-from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
 from pruned_rnnt.data.input.speech_dataset import BadAudio, SpeechDataset
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -34,7 +34,7 @@ def wav_header(rate: int, samples: int = 0) -> bytes:
 def test_impossible_rates_are_refused_before_resampling(
     rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("audio.load_audio", "audio.audio_stream", "input.speech_dataset"):
+    for module in ("audio.audio_file", "audio.audio_stream", "input.speech_dataset"):
         monkeypatch.setattr(f"pruned_rnnt.data.{module}.resample", None)
     path = tmp_path / "a.wav"
     for samples in (0, 1000):

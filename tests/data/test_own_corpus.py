@@ -75,8 +75,8 @@ def test_folder_with_every_kind_of_bad_file(tmp_path: Path) -> None:
 
 
 def test_stored_features_match_the_audio(audio: Path, tmp_path: Path) -> None:
+    from pruned_rnnt.data.audio.audio_file import read_audio
     from pruned_rnnt.data.audio.features import audio_features
-    from pruned_rnnt.data.audio.load_audio import read_audio
 
     table = tmp_path / "table.tsv"
     table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)))

@@ -21,7 +21,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.shar_members import with_shar_audio
-from pruned_rnnt.data.input.split_summary import show_split
+from pruned_rnnt.train.inspection import show_split
 from tests.data.recorded_speech import text_of, truncate, write_audio
 from tests.data.shard_ranks import batches, data_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pruned_rnnt.decode.scoring.lost_runs import lost_runs
+from pruned_rnnt.decode.scoring.error_statistics import lost_runs
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.decode.set_summary import lost_lines
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.features import audio_features
-from pruned_rnnt.data.audio.load_audio import read_audio
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pruned_rnnt
-from pruned_rnnt.data.audio.load_audio import read_audio
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
@@ -18,7 +18,7 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_on
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import run_recognise, verify
-from pruned_rnnt.interop.icefall.export_folder import export_icefall
+from pruned_rnnt.interop.icefall.zipformer_export import export_icefall
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.encoder import EncoderConfig

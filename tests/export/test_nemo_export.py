@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt.data.audio.load_audio import read_audio
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig

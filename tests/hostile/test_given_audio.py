@@ -18,7 +18,7 @@ import torch
 from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.data.audio.load_audio import read_audio
+from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.samples import samples_at_16_khz
 from pruned_rnnt.data.audio.truncation import describe_truncation
 from pruned_rnnt.transcribe.recogniser import Recogniser

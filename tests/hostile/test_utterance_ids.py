@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main
+from pruned_rnnt.data.input.manifest_checks import id_fault
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.data.input.utterance_ids import id_fault
 from tests.data.recorded_speech import write_audio
 
 LINE_BREAK = "a:\thyp=['forged']\nb"

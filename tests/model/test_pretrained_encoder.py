@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.sample_rows import sample_rows
+from pruned_rnnt.data.audio.feature_kinds import sample_rows
 from pruned_rnnt.model.encoder_kinds import build_encoder, stream_encoder
 from pruned_rnnt.model.pretrained_encoder.architecture import with_settings
 from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from pruned_rnnt.report.comparison import compare
+from pruned_rnnt.report.comparison import compare, partner
 from pruned_rnnt.report.cut_details import CutDetails
-from pruned_rnnt.report.partner import partner
 from pruned_rnnt.report.report_command import make_report
 from pruned_rnnt.report.scored_set import ScoredSet, score_result
 from pruned_rnnt.run.result_file import ResultFile, find_results

@@ -1,19 +1,23 @@
-"""Opens audio files of all supported formats for reading block by block.
+"""Reads audio files of all supported formats, block by block or whole: one channel at 16 kHz.
 
 Axes: S samples, C channels.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.ffmpeg_audio import open_with_ffmpeg
 from pruned_rnnt.data.audio.truncation import describe_truncation
-from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
 # Formats that libsndfile cannot read.
@@ -127,3 +131,38 @@ def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
     except soundfile.LibsndfileError as error:
         reason = error.error_string or "it is truncated or damaged"
         raise ValueError(f"{path} cannot be read as audio: {reason}") from error
+
+
+logger = logging.getLogger(__name__)
+
+# Samples to read at a time.
+_BLOCK = 2**20
+
+
+def read_audio(path: Path | str) -> FloatArray:
+    """Reads a whole file: (S,) float32 at 16 kHz, channels averaged.
+
+    A file that ends before its header says is logged as a warning.
+
+    Raises:
+        FileNotFoundError, ValueError: as `open_audio`; ValueError also for an empty file and for
+            samples that are not finite.
+    """
+    with open_audio(path) as file:
+        parts = [mono(block_SC, path) for block_SC in file.blocks(_BLOCK)]
+        rate, truncation = file.sampling_rate, file.truncation()
+    if truncation:
+        logger.warning("%s is truncated: %s", path, truncation)
+    if not parts:
+        raise ValueError(f"{path} has no samples")
+    return resample(np.concatenate(parts), rate, SAMPLING_RATE)
+
+
+def mono(samples_SC: FloatArray, path: Path | str) -> FloatArray:
+    """(S, C) -> (S,), channels averaged; ValueError naming the file if samples are not finite."""
+    # The mean of one channel takes as long as decoding.
+    is_mono = samples_SC.shape[1] == 1
+    samples_S: FloatArray = samples_SC[:, 0] if is_mono else samples_SC.mean(axis=1)
+    if not np.isfinite(samples_S).all():
+        raise ValueError(f"{path} has NaN or infinite samples")
+    return samples_S

@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.audio_file import AudioFile, open_audio
+from pruned_rnnt.data.audio.audio_file import AudioFile, mono, open_audio
 from pruned_rnnt.data.audio.features import (
     FEATURE_DIM,
     FRAME_SAMPLES,
     SAMPLING_RATE,
     audio_features,
 )
-from pruned_rnnt.data.audio.load_audio import mono
 from pruned_rnnt.data.audio.wav import short_wav
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 
@@ -38,7 +37,7 @@ def audio_blocks(path: Path | str, seconds: float = _BLOCK_SECONDS) -> Iterator[
     """Yields blocks of a file's samples at 16 kHz, channels averaged; one block is in memory.
 
     Raises:
-        FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.load_audio.read_audio`.
+        FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.audio_file.read_audio`.
     """
     with open_audio(path) as file:
         yield from _blocks(file, path, seconds)

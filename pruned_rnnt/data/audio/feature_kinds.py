@@ -1,6 +1,9 @@
 """The features that a model was trained on, by their name in `model.encoder.features`.
 
-Axes: N recordings, S samples, T feature frames (10 ms), F mel bins.
+An encoder that reads samples has rows of 160 samples at 16 kHz as its features. There are as many
+rows as log-mel frames, so that lengths, times and batches are alike for both.
+
+Axes: N recordings, S samples, T feature frames (10 ms), F mel bins, R samples of a frame.
 """
 
 from __future__ import annotations
@@ -8,14 +11,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from lhotse.utils import LOG_EPSILON
 from torch import Tensor, nn
 
-from pruned_rnnt.data.audio.features import FEATURE_DIM, audio_features
+from pruned_rnnt.data.audio.features import FEATURE_DIM, FRAME_SAMPLES, audio_features, frame_count
 from pruned_rnnt.data.audio.nemo_features import nemo_features
-from pruned_rnnt.data.audio.sample_rows import log_mel_of_rows, sample_rows
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
+
+
+def sample_rows(samples_S: FloatArray | Pcm16Array) -> Tensor:
+    """(T, R) float32 in [-1, 1]: at the end, at most 80 samples are left out or zeros."""
+    frames = frame_count(len(samples_S))
+    rows_S = np.zeros(frames * FRAME_SAMPLES, dtype=np.float32)
+    kept_S = samples_S[: len(rows_S)]
+    rows_S[: len(kept_S)] = kept_S
+    if samples_S.dtype == np.int16:
+        rows_S *= 2**-15
+    return torch.from_numpy(rows_S).view(frames, FRAME_SAMPLES)
+
+
+def log_mel_of_rows(rows_TR: Tensor) -> Tensor:
+    """(T, F) log-mel energies of the samples in (T, R), on the CPU."""
+    return audio_features(rows_TR.flatten().cpu().numpy())
+
 
 FeatureName = Literal["fbank", "nemo", "samples"]
 

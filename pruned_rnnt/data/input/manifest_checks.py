@@ -1,17 +1,38 @@
 """Checks a line of a lhotse manifest before lhotse deserialises it.
 
 A manifest may come from an untrusted source. lhotse accepts any value for a sampling rate or a
-time, and passes some sources of audio and features to a shell.
+time, and passes some sources of audio and features to a shell. An utterance id appears in result
+files, a line each, and on terminals, where a line break in it would write lines of its own.
 """
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
 from pruned_rnnt.data.audio.recordings import runs_shell
-from pruned_rnnt.data.input.utterance_ids import id_fault
+
+# Control characters, surrogates, separators of lines and paragraphs.
+_REFUSED = {"Cc", "Cs", "Zl", "Zp"}
+# They change the direction of the text that follows.
+_DIRECTIONS = {
+    *("\u061c", "\u200e", "\u200f"),
+    *(chr(code) for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))),
+}
+
+
+def id_fault(name: Any) -> str:
+    """Why `name` cannot be the id of an utterance; empty if it can."""
+    if not isinstance(name, str) or not name:
+        return "is not a text"
+    if not name.isascii() or not name.isprintable():
+        for character in name:
+            if unicodedata.category(character) in _REFUSED or character in _DIRECTIONS:
+                return f"contains the control character {character!a}"
+    return ""
+
 
 # lhotse opens paths with this prefix through a shell.
 _PIPE = "pipe:"

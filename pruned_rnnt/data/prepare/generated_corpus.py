@@ -25,7 +25,7 @@ from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.input.batch import AlignedWord
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.shard_workers import stream_shards
-from pruned_rnnt.data.prepare.stored_features import store_features
+from pruned_rnnt.data.prepare.shard_writer import store_features
 
 # Utterances that one process generates at a time.
 SHARD_SIZE = 500

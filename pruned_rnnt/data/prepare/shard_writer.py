@@ -9,7 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,39 @@ from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
 from pruned_rnnt.data.audio.waveform import FloatArray, perturb_speed, resample
 from pruned_rnnt.data.input.shar_members import cuts_with_byte_ranges, open_shar_writer
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry, UtteranceLimits, cut_of_entry
-from pruned_rnnt.data.prepare.stored_features import store_features
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig, normalise_text
+
+
+def store_features(
+    samples_S: FloatArray,
+    extractor: Any,
+    storage: Any,
+    *,
+    recording_id: str,
+    start: float,
+    duration: float,
+    channel: int,
+) -> Any:
+    """Stores the features of a cut and returns lhotse's `Features` for its manifest.
+
+    samples_S: float32 at 16 kHz, the samples of this cut only.
+    storage: an open writer of lhotse's below DIR/features, or one that writes to memory.
+    start, duration: of the cut, in seconds. The duration computed from the samples can differ by
+        rounding, and lhotse requires that features cover the whole cut.
+    """
+    features = extractor.extract_from_samples_and_store(
+        samples_S[None], storage=storage, sampling_rate=SAMPLING_RATE, offset=start
+    )
+    path = features.storage_path
+    return replace(
+        features,
+        recording_id=recording_id,
+        channels=channel,
+        duration=duration,
+        # Relative to the prepared folder, so that the folder can be moved.
+        storage_path=f"features/{Path(path).name}" if path else path,
+    )
+
 
 # Nobody says more in the longest utterance; scoring would take minutes.
 _MOST_CHARACTERS = 10_000

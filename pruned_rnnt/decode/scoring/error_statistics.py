@@ -1,10 +1,15 @@
-"""Aligned words of references and hypotheses, and counts of correct and wrong words."""
+"""Aligned words of references and hypotheses: counts of correct and wrong words, lost runs.
+
+A lost run is a run of reference words that the hypothesis leaves out: lost, not misheard.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from pruned_rnnt.decode.scoring.wer import Transcript
 
 # A word of the reference and of the hypothesis; None: no word on this side.
 WordPair = tuple[str | None, str | None]
@@ -87,3 +92,30 @@ class ErrorStatistics:
 
     def _word(self, word: str) -> WordCounts:
         return self.words.setdefault(word, WordCounts())
+
+
+LEAST_WORDS = 3
+
+
+def lost_runs(transcript: Transcript, least: int = LEAST_WORDS) -> list[range]:
+    """Positions of `least` or more reference words in a row that the best alignment deletes.
+
+    Raises:
+        ValueError: as for `align_words`.
+    """
+    return lost_runs_of_pairs(align_words(transcript.reference, transcript.hypothesis), least)
+
+
+def lost_runs_of_pairs(pairs: Iterable[WordPair], least: int = LEAST_WORDS) -> list[range]:
+    """As `lost_runs`, of aligned words. Insertions do not end a run: they may stand for words."""
+    found = []
+    begin = place = 0
+    for reference, hypothesis in pairs:
+        if reference is None:
+            continue
+        if hypothesis is not None:
+            found.append(range(begin, place))
+            begin = place + 1
+        place += 1
+    found.append(range(begin, place))
+    return [run for run in found if len(run) >= least]

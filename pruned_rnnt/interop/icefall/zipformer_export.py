@@ -1,15 +1,20 @@
-"""Rename the parameters of our models for the scripts of icefall's Zipformer recipe."""
+"""`pruned-rnnt export --format icefall`: files that icefall's Zipformer recipe loads."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.interop.icefall.zipformer_import import NAMES_IN_MODEL, OWN_STATE
 from pruned_rnnt.model.predictor import StatelessPredictor
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer.layer import ZipformerLayer
 from pruned_rnnt.model.zipformer.stack import Stack
 from pruned_rnnt.model.zipformer.zipformer import Zipformer
+from pruned_rnnt.system.usage_errors import ExportError
 
 # Our model has these parameters twice in its state.
 _SHARED = "pruned_loss.joiner."
@@ -54,3 +59,19 @@ def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
                 scale_E = torch.full_like(layer.bypass.bypass_scale.detach().cpu(), 0.5)
                 state[f"{name}.layers.{index}.bypass_scale"] = scale_E
     return state
+
+
+def export_icefall(model: TransducerModel, tokenizer: Tokenizer, folder: Path) -> None:
+    """Write pretrained.pt (`{"model": parameters}`), bpe.model and tokens.txt.
+
+    Raises:
+        ExportError: the recipe cannot represent the model.
+    """
+    try:
+        state = to_icefall_state(model)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save({"model": state}, folder / "pretrained.pt")
+    tokenizer.save(folder)
+    (folder / "tokens.model").rename(folder / "bpe.model")

@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from pruned_rnnt.config.checks import Removed, check_at_least
-from pruned_rnnt.train.optim.conditional import FusedAdamW
+from pruned_rnnt.train.optim.conditional import AdamW, FusedAdamW, leave_dynamo_unloaded
 from pruned_rnnt.train.optim.median_clipping import change_clip_scale
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, trained_parameters
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
-from pruned_rnnt.train.optim.untraced import AdamW, leave_dynamo_unloaded
 
 
 @dataclass(frozen=True, kw_only=True)

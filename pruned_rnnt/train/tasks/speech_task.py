@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.data_origins import origins_of_data
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from pruned_rnnt.data.input.training_durations import save_p99_duration
@@ -44,6 +43,7 @@ from pruned_rnnt.train.pretrained_encoder import (
     start_from_pretrained,
     whole_config,
 )
+from pruned_rnnt.train.run_chain import origins_of_data
 from pruned_rnnt.train.tasks.delay_control import DelayControl, check_word_times
 from pruned_rnnt.train.tasks.mwer import MinimumWordError
 from pruned_rnnt.train.tasks.pictures import (
