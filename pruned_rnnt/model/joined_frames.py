@@ -53,8 +53,9 @@ class JoinedFrames:
         The last frames of an utterance may also depend on the next one. A view of maps with
         channels last.
         """
-        own_CRF = maps_1CLF[0, :, : self.batch * self.each // self.rate]
-        return own_CRF.permute(1, 2, 0).flatten(1)
+        # In this order, the gradient also has channels last.
+        own_RFC = maps_1CLF.movedim(1, -1).flatten(0, 1)[: self.batch * self.each // self.rate]
+        return own_RFC.flatten(1)
 
     def spread(self, values_NT: Tensor, frames: int) -> Tensor:
         """Place values of each utterance's first output frames in (1, 1, `frames`, 1) of zeros."""

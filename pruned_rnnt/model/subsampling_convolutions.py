@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import channels_last, should_avoid_cudnn_replanning
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.linear import bias_gradient, weight_gradient
 
 
@@ -74,34 +75,67 @@ class _WideConvolution(torch.autograd.Function):
             1,
             [True, False, False],
         )
-        height, width = weight.shape[2:]
-        windows = x.movedim(1, -1).unfold(1, height, ctx.stride[0]).unfold(2, width, ctx.stride[1])
-        # (N, T', F', height, width, C), of which runs of width * C elements are contiguous in x.
-        windows = windows.movedim(3, -1).flatten(3)
-        grad_NTFC = grad.movedim(1, -1)
-        of_weight = weight_gradient(grad_NTFC, windows)
-        of_weight = of_weight.unflatten(1, (height, width, -1)).movedim(-1, 1)
-        return of_x, of_weight, bias_gradient(grad_NTFC, weight.dtype), None
+        x_NTFC, grad_NTFC = x.movedim(1, -1), grad.movedim(1, -1)
+        of_weight = _window_weight_gradient(x_NTFC, grad_NTFC, weight, ctx.stride)
+        return of_x, of_weight.movedim(-1, 1), bias_gradient(grad_NTFC, weight.dtype), None
+
+
+def _window_weight_gradient(
+    x_NTFC: Tensor, grad_NTFC: Tensor, weight: Tensor, stride: tuple[int, int]
+) -> Tensor:
+    """(C', height, width, C) of a convolution with these weights."""
+    height, width = weight.shape[2:]
+    if use_kernels(x_NTFC, grad_NTFC) and (height, width) == (3, 3):
+        from pruned_rnnt.model.kernels.windows import window_weight_gradient
+
+        return window_weight_gradient(x_NTFC, grad_NTFC, stride)
+    windows = x_NTFC.unfold(1, height, stride[0]).unfold(2, width, stride[1])
+    # (N, T', F', height, width, C), of which runs of width * C elements are contiguous in x.
+    windows = windows.movedim(3, -1).flatten(3)
+    of_weight: Tensor = weight_gradient(grad_NTFC, windows).unflatten(1, (height, width, -1))
+    return of_weight
 
 
 def depthwise_maps(convolution: nn.Conv2d, x_NCTF: Tensor) -> Tensor:
-    """A depthwise convolution with zeros around the maps, for inference with fused kernels.
+    """A depthwise convolution with zeros around the maps, by fused kernels.
 
     Returns maps of the shape of x, in the memory order (N, T, F, C).
 
     Args:
         convolution: without padding; its weights are square, of odd size.
     """
-    from pruned_rnnt.model.kernels.maps import depthwise_maps as fused_maps
-
     assert convolution.bias is not None
     dtype = compute_dtype(x_NCTF, convolution.weight)
-    mixed_NTFC = fused_maps(
-        x_NCTF.to(dtype).movedim(1, -1).contiguous(),
-        convolution.weight.squeeze(1).movedim(0, -1).to(dtype).contiguous(),
+    mixed_NTFC: Tensor = _DepthwiseMaps.apply(  # type: ignore[no-untyped-call]
+        x_NCTF.to(dtype).movedim(1, -1),
+        convolution.weight.squeeze(1).movedim(0, -1).to(dtype),
         convolution.bias.to(dtype),
     )
     return channels_last(mixed_NTFC.movedim(-1, 1))
+
+
+class _DepthwiseMaps(torch.autograd.Function):
+    """(N, T, F, C) with weights (K, K, C) -> (N, T, F, C)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        from pruned_rnnt.model.kernels.maps import depthwise_maps as fused_maps
+
+        x, weight = x.contiguous(), weight.contiguous()
+        ctx.save_for_backward(x, weight)
+        return fused_maps(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        from pruned_rnnt.model.kernels.maps import depthwise_maps as fused_maps
+        from pruned_rnnt.model.kernels.maps import depthwise_maps_weight
+
+        x, weight = ctx.saved_tensors
+        grad = grad.contiguous()
+        of_x = fused_maps(grad, weight.flip(0, 1).contiguous(), None)
+        of_weight = depthwise_maps_weight(x, grad, weight.size(0))
+        return of_x, of_weight, bias_gradient(grad, weight.dtype)
 
 
 class FirstConv2d(nn.Conv2d):
@@ -144,8 +178,14 @@ class _FirstConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_CK: Tensor, bias: Tensor, window: _Window) -> Tensor:
+        ctx.fused = use_kernels(x, weight_CK)
+        x = x.contiguous()
         ctx.save_for_backward(x)
         ctx.window, ctx.dtype = window, weight_CK.dtype
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.first_maps import convolve_first
+
+            return convolve_first(x, weight_CK.t().contiguous(), bias, window)
         # Matrix products need aligned rows: 16 numbers instead of 9.
         weight_CK = functional.pad(weight_CK, (0, 7))
         return functional.linear(window.cut(x, weight_CK.dtype), weight_CK, bias)
@@ -155,5 +195,10 @@ class _FirstConvolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor, None]:
         (x,) = ctx.saved_tensors
         grad = grad.contiguous()
-        of_weight = weight_gradient(grad, ctx.window.cut(x, ctx.dtype))[:, :9]
+        if ctx.fused:
+            from pruned_rnnt.model.kernels.first_maps import first_weight_gradient
+
+            of_weight = first_weight_gradient(x, grad, ctx.window).t()
+        else:
+            of_weight = weight_gradient(grad, ctx.window.cut(x, ctx.dtype))[:, :9]
         return None, of_weight, bias_gradient(grad, ctx.dtype), None

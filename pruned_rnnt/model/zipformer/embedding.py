@@ -190,14 +190,13 @@ class ConvNeXt(nn.Module):
         kept: AbstractContextManager[None] = nullcontext()
         convolve: Callable[[Tensor], Tensor] = self.depthwise_conv
         weight = self.depthwise_conv.weight
-        if past_NCTF is None and not torch.is_grad_enabled() and use_kernels(x_NCTF, weight):
+        if past_NCTF is None and use_kernels(x_NCTF, weight):
             # The kernel takes what is beyond the maps as zeros.
             read_NCTF, convolve = x_NCTF, partial(depthwise_maps, self.depthwise_conv)
-        elif past_NCTF is None:
-            padding = (CONTEXT, CONTEXT, CONTEXT, CONTEXT)
-            read_NCTF = functional.pad(x_NCTF, padding)
             if x_again is not None:
-                kept = recomputed(read_NCTF, lambda: functional.pad(x_again(), padding))
+                kept = recomputed(x_NCTF, x_again)
+        elif past_NCTF is None:
+            read_NCTF = functional.pad(x_NCTF, (CONTEXT, CONTEXT, CONTEXT, CONTEXT))
         else:
             joined_NCTF = torch.cat((past_NCTF, x_NCTF), dim=2)
             x_NCTF = x_NCTF[:, :, :-CONTEXT]
