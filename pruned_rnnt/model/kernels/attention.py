@@ -1,6 +1,7 @@
 """Elementwise parts of attention, each in one pass over memory.
 
     squash     out = value * tanh(squashed)
+    gate       out = x * gate
     uniform    out[n, t, s] = weights[n, t, s], or 1 / (number of frames with a weight) for these
                               frames if the device has chosen uniform weights
     join       out[n, h, t, s] = one[n, h, t, s] + other[n, h, t, s], + first[n, t, s] for h = 0
@@ -8,6 +9,7 @@
 Axes: N sequences, H heads, T frames, S frames attended to, C channels. One program takes
 
     squash    [ . . . . ]           the C channels of each of BLOCK_R rows (frames)
+    gate      [ . . . . ]           the same
     uniform   [ . . . . . . . . ]   the S columns of one row t
     join      . . [ . . . . ] . .   BLOCK of the T * S elements of one head
 """
@@ -20,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
-from pruned_rnnt.model.kernels.rows import as_rows, row_tiles
+from pruned_rnnt.model.kernels.rows import as_rows, own_tile, row_tiles
 
 _TILE = 2048
 
@@ -40,7 +42,7 @@ def _tanh(x):
     return tl.where(tl.abs(x) < 0.25, series, tl.where(x < 0.0, -size, size))
 
 
-@kernel("rows", "value_stride", "squashed_stride")
+@kernel("rows")
 def _squash_kernel(
     value_ptr,
     squashed_ptr,
@@ -63,7 +65,7 @@ def _squash_kernel(
     tl.store(out_ptr + row[:, None] * C + channel, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel("rows", "value_stride", "squashed_stride")
+@kernel("rows")
 def _squash_backward_kernel(
     value_ptr,
     squashed_ptr,
@@ -92,7 +94,34 @@ def _squash_backward_kernel(
     tl.store(of_squashed_ptr + place, of_squashed.to(of_squashed_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel("frames", "seen", "sequence_stride", "frame_stride")
+@kernel("rows")
+def _gate_kernel(
+    x_ptr,
+    gate_ptr,
+    grad_ptr,
+    out_ptr,
+    of_gate_ptr,
+    rows,
+    gate_stride,
+    C,
+    HAS_GRAD: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    """x * gate; or, if HAS_GRAD, its gradients: of x in `out`, and of the gate."""
+    row, channel, inside = own_tile(rows, C, BLOCK_R, BLOCK_C)
+    place = row[:, None] * C + channel[None, :]
+    gate_place = gate_ptr + row[:, None] * gate_stride + channel[None, :]
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_GRAD:
+        grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(of_gate_ptr + place, (grad * x).to(of_gate_ptr.dtype.element_ty), mask=inside)
+        x = grad
+    tl.store(out_ptr + place, (x * gate).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@kernel("frames")
 def _uniform_kernel(
     weights_ptr,
     chosen_ptr,
@@ -172,6 +201,41 @@ def squash_backward(value: Tensor, squashed: Tensor, grad: Tensor) -> tuple[Tens
         tiles.channels,
     )
     return grad_value, grad_squashed
+
+
+def gate(x: Tensor, gate: Tensor) -> Tensor:
+    """x * gate, (..., C); x is contiguous, the rows of the gate have one stride."""
+    out = torch.empty_like(x)
+    _launch_gate(x, gate, None, out, None)
+    return out
+
+
+def gate_backward(x: Tensor, gate: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of both arguments of `gate`; `grad` is contiguous."""
+    of_x, of_gate = torch.empty_like(x), torch.empty_like(x)
+    _launch_gate(x, gate, grad, of_x, of_gate)
+    return of_x, of_gate
+
+
+def _launch_gate(
+    x: Tensor, gate: Tensor, grad: Tensor | None, out: Tensor, of_gate: Tensor | None
+) -> None:
+    rows, width = as_rows(gate), x.size(-1)
+    tiles = row_tiles(rows.number, width, _TILE)
+    _gate_kernel(
+        (tiles.number,),
+        x,
+        rows.tensor,
+        grad,
+        out,
+        of_gate,
+        rows.number,
+        rows.stride,
+        width,
+        grad is not None,
+        tiles.rows,
+        tiles.channels,
+    )
 
 
 def uniform_if(weights_NTS: Tensor, chosen: Tensor) -> Tensor:

@@ -63,18 +63,17 @@ class AttentionWeights(nn.Module):
         """Weights (N, H, T, S), and the keys for the next chunk of a stream."""
         query, key, position_query = self.in_proj(x_NTE).split(self.split, dim=-1)
         key, past_NSC = extend(past_NSC, self.whiten_keys(self.balance_keys(key)))
-        query_NHTK, position_NHTP = self._heads(query), self._heads(position_query)
         by_distance_NHTR, penalty_switch = None, None
         skip = self.clock.choose(_POSITION_SKIP) if self.training else False
         if skip is True:
             # Distributed training needs a gradient of every parameter, so linear_pos stays used.
-            scores = (query_NHTK + 0.0 * self.linear_pos.weight.sum()) @ self._heads(key).mT
+            query = query + 0.0 * self.linear_pos.weight.sum()
         else:
-            positions_HRP = self.linear_pos(frames.positions_RD).unflatten(-1, (self.heads, -1))
+            positions_RHP = self.linear_pos(frames.positions_RD).unflatten(-1, (self.heads, -1))
             if isinstance(skip, Tensor):
-                positions_HRP = positions_HRP * (1.0 - skip).to(positions_HRP.dtype)
-            by_distance_NHTR = position_NHTP @ positions_HRP.permute(1, 2, 0)
-            scores = dot_products(query_NHTK, self._heads(key))
+                positions_RHP = positions_RHP * (1.0 - skip).to(positions_RHP.dtype)
+            by_distance_NHTR = distance_scores(position_query, positions_RHP.permute(1, 2, 0))
+        scores = dot_products(query, key, self.heads)
         if self.training:
             scores, by_distance_NHTR, penalty_switch = limit_scores(
                 scores, by_distance_NHTR, self.clock
@@ -82,18 +81,19 @@ class AttentionWeights(nn.Module):
         weights_NHTS = masked_softmax(scores, by_distance_NHTR, frames.blocked, penalty_switch)
         return weights_NHTS, past_NSC
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """(N, T, H * K) -> (N, H, T, K)."""
-        heads_NHTK: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        return heads_NHTK
+
+def _heads(x_NTC: Tensor, heads: int) -> Tensor:
+    """(N, T, H * K) -> (N, H, T, K)."""
+    heads_NHTK: Tensor = x_NTC.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return heads_NHTK
 
 
-def dot_products(query_NHTK: Tensor, key_NHSK: Tensor) -> Tensor:
-    """(N, H, T, S): query . key. The arguments are parts of one projection."""
-    if not train_with_kernels(query_NHTK, key_NHSK):
-        return query_NHTK @ key_NHSK.mT
+def dot_products(query_NTC: Tensor, key_NSC: Tensor, heads: int) -> Tensor:
+    """(N, H, T, S): query . key of each head. The arguments are parts of one projection."""
+    if not train_with_kernels(query_NTC, key_NSC):
+        return _heads(query_NTC, heads) @ _heads(key_NSC, heads).mT
     scores_NHTS: Tensor = _DotProducts.apply(  # type: ignore[no-untyped-call]
-        query_NHTK, key_NHSK
+        query_NTC, key_NSC, heads
     )
     return scores_NHTS
 
@@ -102,15 +102,86 @@ class _DotProducts(torch.autograd.Function):
     """Saves the projection, as other functions do; autograd would save copies of its parts."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, heads: int) -> Tensor:
+        from pruned_rnnt.model.kernels.heads import to_heads
+
         ctx.save_for_backward(query, key)
-        return query @ key.mT
+        ctx.heads = heads
+        return to_heads(query, heads) @ to_heads(key, heads).mT
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        from pruned_rnnt.model.kernels.heads import from_heads, to_heads
+
+        query, key = ctx.saved_tensors
+        grad = grad.contiguous()
+        of_query = from_heads(grad @ to_heads(key, ctx.heads))
+        return of_query, from_heads(grad.mT @ to_heads(query, ctx.heads)), None
+
+
+def distance_scores(query_NTC: Tensor, positions_HPR: Tensor) -> Tensor:
+    """(N, H, T, R): query . position of each head; the query is a part of a projection."""
+    if not train_with_kernels(query_NTC, positions_HPR):
+        return _heads(query_NTC, positions_HPR.size(0)) @ positions_HPR
+    scores_NHTR: Tensor = _DistanceScores.apply(  # type: ignore[no-untyped-call]
+        query_NTC, positions_HPR
+    )
+    return scores_NHTR
+
+
+class _DistanceScores(torch.autograd.Function):
+    """Like `_DotProducts`, with positions that all sequences share."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, positions: Tensor) -> Tensor:
+        from pruned_rnnt.model.kernels.heads import to_heads
+
+        ctx.save_for_backward(query, positions)
+        return to_heads(query, positions.size(0)) @ positions.to(query.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        query, key = ctx.saved_tensors
-        return grad @ key, grad.mT @ query
+        from pruned_rnnt.model.kernels.heads import from_heads, to_heads
+
+        query, positions = ctx.saved_tensors
+        of_query = from_heads(grad @ positions.to(query.dtype).mT)
+        query_NHTP = to_heads(query, positions.size(0))
+        of_positions = (query_NHTP.mT @ grad).sum(dim=0, dtype=torch.float32)
+        return of_query, of_positions.to(positions.dtype)
+
+
+def weighted_sums(weights_NHTS: Tensor, value_NSC: Tensor) -> Tensor:
+    """(N, T, C): sums of the values of each head with the weights of the head."""
+    if not train_with_kernels(weights_NHTS, value_NSC) or weights_NHTS.dtype != value_NSC.dtype:
+        value_NHSC = _heads(value_NSC, weights_NHTS.size(1))
+        return (weights_NHTS @ value_NHSC).transpose(1, 2).flatten(2)
+    sums_NTC: Tensor = _WeightedSums.apply(  # type: ignore[no-untyped-call]
+        weights_NHTS, value_NSC
+    )
+    return sums_NTC
+
+
+class _WeightedSums(torch.autograd.Function):
+    """Saves its arguments; autograd would save a copy of the values."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, value: Tensor) -> Tensor:
+        from pruned_rnnt.model.kernels.heads import from_heads, to_heads
+
+        ctx.save_for_backward(weights, value)
+        return from_heads(weights @ to_heads(value, weights.size(1)))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        from pruned_rnnt.model.kernels.heads import from_heads, to_heads
+
+        weights, value = ctx.saved_tensors
+        grad_NHTK = to_heads(grad, weights.size(1))
+        of_weights = grad_NHTK @ to_heads(value, weights.size(1)).mT
+        return of_weights, from_heads(weights.mT @ grad_NHTK)
 
 
 def share_weights(weights_NHTS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,8 +229,7 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """(N, T, E), and the values for the next chunk of a stream."""
         value_NSC, past_NSC = extend(past_NSC, self.in_proj(x_NTE))
-        value_NHSC = value_NSC.unflatten(-1, (weights_NHTS.size(1), -1)).transpose(1, 2)
-        context_NTC = (weights_NHTS @ value_NHSC).transpose(1, 2).flatten(2)
+        context_NTC = weighted_sums(weights_NHTS, value_NSC)
         return self.whiten(self.out_proj(context_NTC)), past_NSC
 
 
@@ -199,10 +269,36 @@ class NonlinAttention(nn.Module):
         else:
             mixed_NSC, past_NSC = extend(past_NSC, value * torch.tanh(squashed))
             summed_NTC = weights_NTS @ mixed_NSC
-        gated_NTC = summed_NTC * gate
-        with recomputed(gated_NTC, partial(torch.mul, summed_NTC.detach(), gate.detach())):
+        gated_NTC = gated(summed_NTC, gate)
+        with recomputed(gated_NTC, partial(gated, summed_NTC.detach(), gate.detach())):
             out_NTE = self.out_proj(gated_NTC)
         return self.whiten2(out_NTE), past_NSC
+
+
+def gated(x: Tensor, gate: Tensor) -> Tensor:
+    """x * gate."""
+    if not use_kernels(x, gate) or x.dtype != gate.dtype:
+        return x * gate
+    product: Tensor = _Gate.apply(x, gate)  # type: ignore[no-untyped-call]
+    return product
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
+        from pruned_rnnt.model.kernels.attention import gate as fused_gate
+
+        x = x.contiguous()
+        ctx.save_for_backward(x, gate)
+        return fused_gate(x, gate)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        from pruned_rnnt.model.kernels.attention import gate_backward
+
+        x, gate = ctx.saved_tensors
+        return gate_backward(x, gate, grad.contiguous())
 
 
 def sums_of_squashed(
@@ -246,9 +342,11 @@ class _SumsOfSquashed(torch.autograd.Function):
         weights, value, squashed = ctx.saved_tensors
         uniform = ctx.uniform
         # Autocast casts the factors of the product in forward, but nothing in backward.
-        of_weights = (grad @ _squash(value, squashed).to(grad.dtype).mT).to(weights.dtype)
+        product = _squash(value, squashed).to(grad.dtype)
         if uniform is not None:
-            of_weights = of_weights * (1.0 - uniform).to(of_weights.dtype)
+            # Uniform weights have no gradient.
+            product = product * (1.0 - uniform).to(product.dtype)
+        of_weights = (grad @ product.mT).to(weights.dtype)
         of_product = _chosen_weights(weights, uniform).to(grad.dtype).mT @ grad
         of_value, of_squashed = squash_backward(value, squashed, of_product.contiguous())
         return of_weights, of_value, of_squashed, None
