@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 # Batches of speech with bucketing take 50 to 80 shapes; the least recently used is dropped first.
 _MOST_GRAPHS = 160
 # At most 1/32 of a large count is padding.
-_PADDING = BatchPadding(frame_step=16, steps=32)
+_FRAME_STEP, _STEPS = 16, 32
 _WARM_UP_FRAMES = 64
 
 
@@ -61,6 +61,7 @@ class EncoderGraphs:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
+        self._padding = BatchPadding(_FRAME_STEP, _STEPS, more=encoder.receptive_field - 1)
         self._parameters = [p for p in encoder.parameters() if p.requires_grad]
         device = self._parameters[0].device
         self._clock = encoder.clock
@@ -94,7 +95,7 @@ class EncoderGraphs:
         if self._clock is not None:
             self._clock.start_batch()
         choices = encoder.draw_choices()
-        shape = _PADDING.shape_of(features_NTF)
+        shape = self._padding.shape_of(features_NTF)
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = (shape, tuple(choices.items()), dtype)
         captured = self._graphs.get((key, self._conditions()))

@@ -10,12 +10,15 @@ from torch import Tensor
 class BatchPadding(NamedTuple):
     """How the features of batches are padded to few shapes.
 
-    frame_step: numbers of feature frames are multiples of it.
+    frame_step: numbers of feature frames, less `more`, are multiples of it.
     steps: numbers of utterances, and of frames, between powers of two.
+    more: frames in addition. One less than the receptive field of an encoder makes the numbers of
+        its output frames multiples of a step, and its matrices aligned.
     """
 
     frame_step: int
     steps: int
+    more: int = 0
 
     def shape_of(self, features_NTF: Tensor) -> tuple[int, int, int]:
         """The padded shape of a batch."""
@@ -24,7 +27,7 @@ class BatchPadding(NamedTuple):
 
     def frames_of(self, frames: int) -> int:
         """The padded number of feature frames."""
-        return round_up(frames, self.frame_step, steps=self.steps)
+        return round_up(frames - self.more, self.frame_step, steps=self.steps) + self.more
 
     def most_rows(self, rows: int) -> int:
         """The largest padded number of utterances that is at most `rows`."""
