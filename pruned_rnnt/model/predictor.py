@@ -124,6 +124,8 @@ class StatelessPredictor(Predictor):
     def _combined(self, embedded_NLP: Tensor) -> Tensor:
         if self.convolution is None:
             return embedded_NLP
+        if embedded_NLP.is_cuda and torch.is_grad_enabled():
+            return torch.relu(_grouped_convolution(self.convolution, embedded_NLP))
         mixed_NPL = self.convolution(embedded_NLP.transpose(1, 2))
         return torch.relu(mixed_NPL.transpose(1, 2))
 
@@ -187,6 +189,19 @@ class StatelessPredictor(Predictor):
         padded_NLP = nn.functional.pad(embedded_NLP, (0, 0, self.context_size - 1, 0))
         output: Tensor = self.output_balancer(self._combined(padded_NLP))
         return output
+
+
+def _grouped_convolution(convolution: nn.Conv1d, x_NLP: Tensor) -> Tensor:
+    """(N, L, P) -> (N, L - C + 1, P), as one matrix product with zeros between the groups.
+
+    cuDNN launches several kernels for each group: four hundred for a hundred groups.
+    """
+    size, groups = convolution.kernel_size[0], convolution.groups
+    weight_GOIC = convolution.weight.unflatten(0, (groups, -1))
+    weight_CGIGO = torch.diag_embed(weight_GOIC.permute(3, 2, 1, 0), dim1=1, dim2=3)
+    count = x_NLP.size(1) - size + 1
+    windows = torch.cat([x_NLP[:, place : place + count] for place in range(size)], dim=-1)
+    return windows @ weight_CGIGO.flatten(3).flatten(0, 2)
 
 
 def _balancer(clock: Clock, probability: float) -> Balancer:
