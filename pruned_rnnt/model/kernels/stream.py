@@ -2,8 +2,9 @@
 
 Axes: N sequences, T frames, E channels; a row is one frame of one sequence.
 
+    begin    grad = sum of the gradients of x and of its copies, backward only
     add      total = x + branch * keep,  read = total in the dtype of the next module
-    bypass   out = before + (after - before) * scale * keep
+    bypass   out = (before + (after * factor - before) * scale * keep) * mask
 
     before, out   | 0 1 | 2 3 | 4 5 |    T frames
     after         |  0  |  1  |  2  |    T / rate frames, each used `rate` times (here 2)
@@ -24,6 +25,19 @@ from pruned_rnnt.model.kernels.launch import divide_up, kernel
 from pruned_rnnt.model.kernels.rows import load_channels, own_tile, row_tiles, rows_of_turn
 
 _TILE = 4096
+
+
+@kernel()
+def _begin_backward_kernel(
+    grad_ptr, first_ptr, second_ptr, total_ptr, count, HAS_SECOND: tl.constexpr, BLOCK: tl.constexpr
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    total = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(first_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_SECOND:
+        total += tl.load(second_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=inside)
 
 
 @kernel()
@@ -73,6 +87,23 @@ def _add_backward_kernel(
     if HAS_KEEP:
         grad *= tl.load(keep_ptr + place // per_sequence, mask=inside, other=0.0).to(tl.float32)
     tl.store(grad_branch_ptr + place, grad.to(grad_branch_ptr.dtype.element_ty), mask=inside)
+
+
+def begin_backward(grad: Tensor, first: Tensor, second: Tensor | None) -> Tensor:
+    """grad + first + second in the dtype of grad; all contiguous, of one shape."""
+    total = torch.empty_like(grad)
+    count = grad.numel()
+    _begin_backward_kernel(
+        (divide_up(count, _TILE),),
+        grad,
+        first,
+        second,
+        total,
+        count,
+        second is not None,
+        _TILE,
+    )
+    return total
 
 
 def add(
@@ -133,8 +164,10 @@ def add_backward(
 def _bypass_kernel(
     before_ptr,
     after_ptr,
+    factor_ptr,
     scale_ptr,
     keep_ptr,
+    mask_ptr,
     first_switch_ptr,
     second_switch_ptr,
     out_ptr,
@@ -143,7 +176,9 @@ def _bypass_kernel(
     slow_frames,
     RATE: tl.constexpr,
     E,
+    HAS_FACTOR: tl.constexpr,
     HAS_KEEP: tl.constexpr,
+    HAS_MASK: tl.constexpr,
     HAS_SWITCHES: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -157,11 +192,17 @@ def _bypass_kernel(
     slow = sequence * slow_frames + (row - sequence * frames) // RATE
     before = tl.load(before_ptr + place, mask=inside, other=0.0).to(tl.float32)
     after = tl.load(after_ptr + slow[:, None] * E + channel[None, :], mask=inside, other=0.0)
+    after = after.to(tl.float32)
+    if HAS_FACTOR:
+        after *= tl.load(factor_ptr + slow, mask=row < rows, other=0.0)[:, None]
     scale = load_channels(scale_ptr, channel, E)
     if HAS_KEEP:
         keep = tl.load(keep_ptr + sequence, mask=row < rows, other=0.0).to(tl.float32)
         scale = scale * keep[:, None]
-    out = before + (after.to(tl.float32) - before) * scale
+    out = before + (after - before) * scale
+    if HAS_MASK:
+        of_mask = sequence[:, None] * E + channel[None, :]
+        out *= tl.load(mask_ptr + of_mask, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -169,6 +210,7 @@ def _bypass_kernel(
 def _bypass_backward_kernel(
     before_ptr,
     after_ptr,
+    factor_ptr,
     scale_ptr,
     keep_ptr,
     grad_ptr,
@@ -181,6 +223,7 @@ def _bypass_backward_kernel(
     turns,
     RATE: tl.constexpr,
     E,
+    HAS_FACTOR: tl.constexpr,
     HAS_KEEP: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -195,6 +238,8 @@ def _bypass_backward_kernel(
         first = sequence * frames + (slow - sequence * slow_frames) * RATE
         slow_place = slow[:, None] * E + channel[None, :]
         after = tl.load(after_ptr + slow_place, mask=inside, other=0.0).to(tl.float32)
+        if HAS_FACTOR:
+            after *= tl.load(factor_ptr + slow, mask=slow < slow_rows, other=0.0)[:, None]
         if HAS_KEEP:
             keep = tl.load(keep_ptr + sequence, mask=slow < slow_rows, other=0.0).to(tl.float32)
             kept = scale * keep[:, None]
@@ -227,12 +272,15 @@ def bypass(
     keep_N11: Tensor | None,
     *,
     rate: int = 1,
+    factor: Tensor | None = None,
+    mask_N1E: Tensor | None = None,
     switches: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """before + (after - before) * scale * keep.
+    """(before + (after * factor - before) * scale * keep) * mask; all contiguous.
 
     Args:
         after_NTE: (N, T / rate, E); each of its frames is repeated `rate` times.
+        factor: float32, one number for each frame of `after_NTE`.
         switches: (1,) float32 each, 0 or 1; if both are 0, the result is left undefined.
     """
     first_switch, second_switch = switches or (None, None)
@@ -244,8 +292,10 @@ def bypass(
         (tiles.number,),
         before_NTE,
         after_NTE,
+        factor,
         scale_E,
         keep_N11,
+        mask_N1E,
         first_switch,
         second_switch,
         out,
@@ -254,7 +304,9 @@ def bypass(
         after_NTE.size(1),
         rate,
         width,
+        factor is not None,
         keep_N11 is not None,
+        mask_N1E is not None,
         switches is not None,
         tiles.rows,
         tiles.channels,
@@ -270,8 +322,14 @@ def bypass_backward(
     grad_NTE: Tensor,
     *,
     rate: int = 1,
+    factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of before, after and, as parts (P, E) in float32, scale."""
+    """Gradients of before, after * factor and, as parts (P, E) in float32, scale.
+
+    Args:
+        grad_NTE: of the result before the mask.
+        factor: as for `bypass`.
+    """
     batch, frames, width = before_NTE.shape
     grad_before, grad_after = torch.empty_like(before_NTE), torch.empty_like(after_NTE)
     slow_rows = batch * after_NTE.size(1)
@@ -281,6 +339,7 @@ def bypass_backward(
         (tiles.parts,),
         before_NTE,
         after_NTE,
+        factor,
         scale_E,
         keep_N11,
         grad_NTE,
@@ -293,6 +352,7 @@ def bypass_backward(
         tiles.turns,
         rate,
         width,
+        factor is not None,
         keep_N11 is not None,
         tiles.rows,
         tiles.channels,

@@ -15,7 +15,6 @@ from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import (
     Limits,
     grad_towards_limits,
-    own_gradient,
     sample_limits,
     sum_towards_limits,
 )
@@ -146,13 +145,12 @@ def end_of_layer(
         norm.bias,
         norm.log_scale,
         bypass.bypass_scale,
-        keep_N11,
+        (keep_N11, mask_N1E),
         (norm_limits, bypass_limits),
         (balancer, balancer.record(recorder)),
         (whiten, whiten.record(recorder)),
     )
-    # The gradient is changed in place: that of a product is new, others may be in use elsewhere.
-    return own_gradient(out_NTE) if mask_N1E is None else out_NTE * mask_N1E
+    return out_NTE
 
 
 class _EndOfLayer(torch.autograd.Function):
@@ -170,7 +168,7 @@ class _EndOfLayer(torch.autograd.Function):
         bias: Tensor,
         log_scale: Tensor,
         scale: Tensor,
-        keep: Tensor | None,
+        masks: tuple[Tensor | None, Tensor | None],
         limits: tuple[Limits | None, Limits | None],
         balancer: tuple[Balancer, Tensor],
         whiten: tuple[Whiten, Tensor],
@@ -178,11 +176,11 @@ class _EndOfLayer(torch.autograd.Function):
         from pruned_rnnt.model.kernels.norm import bias_norm
         from pruned_rnnt.model.kernels.stream import bypass
 
-        begin, x = begin.contiguous(), x.contiguous()
+        begin, x, (keep, mask) = begin.contiguous(), x.contiguous(), masks
         normed, factor = bias_norm(x, bias, log_scale)
-        ctx.save_for_backward(begin, x, bias, log_scale, factor, scale, keep)
+        ctx.save_for_backward(begin, x, bias, log_scale, factor, scale, keep, mask)
         ctx.limits, ctx.balancer, ctx.whiten = limits, balancer, whiten
-        return bypass(begin, normed, scale, keep)
+        return bypass(begin, normed, scale, keep, mask_N1E=mask)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -190,17 +188,19 @@ class _EndOfLayer(torch.autograd.Function):
         from pruned_rnnt.model.kernels.norm import bias_norm_backward
         from pruned_rnnt.model.kernels.stream import bypass, bypass_backward
 
-        begin, x, bias, log_scale, factor, scale, keep = ctx.saved_tensors
+        begin, x, bias, log_scale, factor, scale, keep, mask = ctx.saved_tensors
         (balancer, of_balancer), (whiten, of_whiten) = ctx.balancer, ctx.whiten
-        normed = x * factor.view(*x.shape[:-1], 1)
         # The second number of the whitener is its switch if it was over its limit; if that is 0,
         # so is the first.
-        out = bypass(begin, normed, scale, keep, switches=(of_balancer[:1], of_whiten[1:2]))
+        switches = (of_balancer[:1], of_whiten[1:2])
+        out = bypass(begin, x, scale, keep, factor=factor, switches=switches)
         grad = grad.contiguous()
+        # Changed in place below, and the gradient given may be in use elsewhere.
+        grad = grad.clone() if mask is None else grad * mask
         whiten.change_gradient(out, grad, of_whiten)
         balancer.change_gradient(out, grad, of_balancer)
         del out
-        of_begin, of_normed, of_scale = bypass_backward(begin, normed, scale, keep, grad)
+        of_begin, of_normed, of_scale = bypass_backward(begin, x, scale, keep, grad, factor=factor)
         of_x, of_bias, of_log_scale = bias_norm_backward(x, bias, log_scale, factor, of_normed)
         norm_limits, bypass_limits = ctx.limits
         return (

@@ -53,12 +53,18 @@ def _readers_dtype(x: Tensor) -> torch.dtype | None:
 class _Begin(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype, readers: int) -> tuple[Tensor, ...]:
+        ctx.fused = use_kernels(x)
         low = x.to(dtype)
         return x.view_as(x), *(low.view_as(low) for _ in range(readers))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.fused and len(grads) <= 2:
+            from pruned_rnnt.model.kernels.stream import begin_backward
+
+            second = grads[1].contiguous() if len(grads) == 2 else None
+            return begin_backward(grad.contiguous(), grads[0].contiguous(), second), None, None
         total = grad + grads[0]
         for more in grads[1:]:
             total = total.add_(more)
