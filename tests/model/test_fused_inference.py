@@ -26,9 +26,11 @@ CONFORMER = tiny_conformer(
     num_mel_bins=TINY.num_mel_bins, layers=2, feedforward_dim=24, kernel_size=5
 )
 ZIPFORMER_KERNELS = {
+    "attention._gate_kernel",
     "attention._squash_kernel",
     "convolution._depthwise_kernel",
     "convolution._gate_kernel",
+    "first_maps._forward_kernel",
     "maps._maps_kernel",
     "norm._norm_kernel",
     "softmax._forward_kernel",
@@ -146,4 +148,4 @@ def test_every_forward_kernel_runs_without_gradients(
     names.clear()
     with inference():
         Conformer(CONFORMER).eval().to(DEVICE)(features_NTF.to(DEVICE), lengths_N)
-    assert names == {"convolution._depthwise_kernel"}
+    assert names == {"convolution._depthwise_kernel", "first_maps._forward_kernel"}

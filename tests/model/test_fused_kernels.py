@@ -8,19 +8,22 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.depthwise import depthwise
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.layer_norm import LayerNorm
-from pruned_rnnt.model.zipformer import Zipformer
+from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
+from pruned_rnnt.model.subsampling_convolutions import WideConv2d, depthwise_maps
+from pruned_rnnt.model.zipformer import Zipformer, attention
 from pruned_rnnt.model.zipformer.activation import Kind, Swoosh, SwooshLinear
 from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.convolution import gate
 from pruned_rnnt.model.zipformer.gradient import grad_towards_limits
 from pruned_rnnt.model.zipformer.norm import BiasNorm
-from pruned_rnnt.model.zipformer.residual import add_branch
+from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.model.zipformer.scores import masked_softmax
 from tests.model.zipformer_tiny import CAUSAL, TINY
@@ -91,6 +94,117 @@ def test_swoosh_of_extreme_values_is_finite() -> None:
     assert y.isfinite().all()
     assert x.grad is not None
     assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_begin_stream_under_autocast(readers: int) -> None:
+    def run(x: Tensor, *, exact: bool) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=not exact):
+            parts = begin_stream(x, readers)
+        return sum((3.0**place * part.float()).sum() for place, part in enumerate(parts))  # type: ignore[return-value]
+
+    x = torch.randn(3, 37, 20, device="cuda", requires_grad=True)
+    fused, exact = (torch.autograd.grad(run(x, exact=e), x)[0] for e in (False, True))
+    assert (fused - exact).norm() <= 1e-6 * exact.norm()
+
+
+# Heads and channels of a head; 12 is no power of two.
+HEADS = ((4, 12), (1, 32), (8, 4))
+
+
+@pytest.mark.parametrize(("heads", "width"), HEADS)
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_dot_products(batch: int, frames: int, heads: int, width: int) -> None:
+    torch.manual_seed(0)
+    channels = heads * width
+
+    def run(projected: Tensor) -> Tensor:
+        query, key = projected[..., :channels], projected[..., channels : 2 * channels]
+        return attention.dot_products(query, key, heads)
+
+    check(run, torch.randn(batch, frames, 2 * channels + 16))
+
+
+@pytest.mark.parametrize(("heads", "width"), HEADS)
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_distance_scores(batch: int, frames: int, heads: int, width: int) -> None:
+    torch.manual_seed(0)
+
+    def run(projected: Tensor, positions_RHP: Tensor) -> Tensor:
+        query = projected[..., 16:]
+        return attention.distance_scores(query, positions_RHP.permute(1, 2, 0))
+
+    projected = torch.randn(batch, frames, 16 + heads * width)
+    check(run, projected, torch.randn(2 * frames, heads, width), tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "width"), HEADS)
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_weighted_sums(batch: int, frames: int, heads: int, width: int) -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(batch, heads, frames, frames)
+    check(attention.weighted_sums, weights, torch.randn(batch, frames, heads * width))
+
+
+@pytest.mark.parametrize("width", [20, 144])
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_gate_of_a_slice(batch: int, frames: int, width: int) -> None:
+    torch.manual_seed(0)
+
+    def run(x: Tensor, projected: Tensor) -> Tensor:
+        return attention.gated(x, projected[..., width:])
+
+    check(run, torch.randn(batch, frames, width), torch.randn(batch, frames, 2 * width))
+
+
+@pytest.mark.parametrize("shape", [(1, 128, 1, 1), (2, 20, 9, 5), (1, 136, 133, 19)])
+@pytest.mark.parametrize("size", [3, 7])
+def test_depthwise_maps(shape: tuple[int, ...], size: int) -> None:
+    torch.manual_seed(0)
+    channels, padding = shape[1], size // 2
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if x.dtype == torch.float64:
+            return functional.conv2d(x, weight, bias, padding=padding, groups=channels)
+        convolution = nn.Conv2d(channels, channels, size, groups=channels)
+        convolution._parameters.update(weight=weight, bias=bias)  # type: ignore[dict-item]
+        return depthwise_maps(convolution, x)
+
+    weight = torch.randn(channels, 1, size, size)
+    check(run, torch.randn(shape), weight, torch.randn(channels))
+
+
+@pytest.mark.parametrize("shape", [(1, 32, 3, 3), (2, 5, 9, 11), (1, 32, 257, 39), (1, 70, 20, 11)])
+@pytest.mark.parametrize("stride", [(1, 2), (2, 2)])
+def test_wide_convolution(shape: tuple[int, ...], stride: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    convolution = WideConv2d(shape[1], 150, 3, stride=stride)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        convolution._parameters.update(weight=weight, bias=bias)  # type: ignore[dict-item]
+        return convolution(x)
+
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        check(run, torch.randn(shape), torch.randn(150, shape[1], 3, 3), torch.randn(150))
+
+
+def test_grouped_convolution_of_the_predictor() -> None:
+    torch.manual_seed(0)
+    predictor = StatelessPredictor(PredictorConfig(dim=24), vocab_size=11).cuda()
+    assert predictor.convolution is not None
+    targets_NU = torch.randint(1, 11, (3, 7), device="cuda")
+
+    def run(embedding: Tensor, weight: Tensor) -> Tensor:
+        predictor.embedding._parameters.update(weight=embedding)  # type: ignore[dict-item]
+        predictor.convolution._parameters.update(weight=weight)  # type: ignore
+        if weight.dtype == torch.float32:
+            return predictor.forward_targets(targets_NU)
+        symbols = functional.pad(targets_NU, (1, 0))
+        embedded = functional.pad(functional.embedding(symbols, embedding), (0, 0, 1, 0))
+        mixed = functional.conv1d(embedded.transpose(1, 2), weight, groups=6)
+        return torch.relu(mixed.transpose(1, 2))
+
+    check(run, torch.randn(11, 24), torch.randn(24, 4, 2))
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -39,7 +39,7 @@ _ADDED = 32
 _TINY = 1e-20
 
 
-@kernel("rows", "x_stride", "turns")
+@kernel("rows", "turns")
 def _sums_kernel(
     x_ptr,
     settings_ptr,
@@ -104,7 +104,7 @@ def _coefficients(
     return offset * to_size, (slope - mean_side * ratio) * to_unit * to_size
 
 
-@kernel("rows", "grad_stride", "x_stride", "parts", "turns")
+@kernel("rows", "parts", "turns")
 def _apply_kernel(
     grad_ptr,
     x_ptr,

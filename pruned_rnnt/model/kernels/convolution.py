@@ -28,8 +28,10 @@ from pruned_rnnt.model.kernels.rows import own_tile, row_tiles
 from pruned_rnnt.model.kernels.sums import sums_of_parts
 
 _TILE = 2048
+# Elements of a tile of the depthwise convolution.
+_CONVOLVED = 4096
 # Frames over which one program sums.
-_SUMMED = 256
+_SUMMED = 64
 
 
 @kernel("rows")
@@ -246,7 +248,7 @@ def _convolve(
 ) -> None:
     batch, frames, width = x_NTE.shape
     block_e = 64
-    block_t = _TILE // block_e
+    block_t = _CONVOLVED // block_e
     grid = (divide_up(out_NTE.size(1), block_t), divide_up(width, block_e), batch)
     _depthwise_kernel(
         grid,

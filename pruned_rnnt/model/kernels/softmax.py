@@ -44,7 +44,7 @@ def _own_row(frames, seen, BLOCK_S: tl.constexpr):
     return pair, frame, row, column, inside
 
 
-@kernel("heads", "frames", "seen", "blocked_n", "blocked_t")
+@kernel("heads", "frames", "blocked_n", "blocked_t")
 def _forward_kernel(
     scores_ptr,
     distance_ptr,
@@ -94,7 +94,7 @@ def _forward_kernel(
     tl.store(place, weight.to(weights_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel("heads", "frames", "seen", "blocked_n", "blocked_t")
+@kernel("heads", "frames", "blocked_n", "blocked_t")
 def _backward_kernel(
     weights_ptr,
     grad_ptr,
@@ -139,7 +139,7 @@ def _backward_kernel(
         tl.store(place + first + column, through, mask=inside)
 
 
-@kernel("rows", "frames", "seen")
+@kernel("rows", "frames")
 def _penalty_kernel(
     side_ptr,
     switch_ptr,

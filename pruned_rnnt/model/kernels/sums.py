@@ -24,12 +24,12 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 from pruned_rnnt.model.kernels.rows import as_rows, rows_of_turn
 
-_ROWS, _WIDTH = 32, 128
+_ROWS, _WIDTH = 64, 128
 # Programs that read x.
-_PROGRAMS = 528
+_PROGRAMS = 264
 
 
-@kernel("rows", "stride", "turns")
+@kernel("rows", "turns")
 def _parts_kernel(
     x_ptr,
     out_ptr,

@@ -15,22 +15,18 @@ torch takes three kernels forward and eight backward, most of them through float
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 
-_TILE, _FLAT = 4096, 512
+# Elements of a program; a backward pass has more tensors in registers.
+_FORWARD_TILE, _BACKWARD_TILE = 2048, 1024
+# Channels of a tile: most widths are a multiple.
+_WIDTH = 128
 
 
-@triton.jit
-def _softplus(x):
-    # max(x, 0) + log(1 + exp(-|x|)) equals log(1 + exp(x)) and cannot overflow.
-    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
-
-
-@kernel("frames", "mask_stride")
+@kernel("frames")
 def _swoosh_kernel(
     x_ptr,
     mask_ptr,
@@ -51,26 +47,34 @@ def _swoosh_kernel(
     BLOCK_C: tl.constexpr,
 ):
     """swoosh(x) * mask if HAS_HIDDEN; the gradient of x if HAS_GRAD."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    first = tl.program_id(0).to(tl.int64) * BLOCK_R
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    place = row[:, None] * channels + channel[None, :]
-    inside = (channel < channels)[None, :] & (place < count)
-    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    # Places are relative to the tile, so that they and their mask take 32 bits.
+    base = first * channels
+    place = tl.arange(0, BLOCK_R)[:, None] * channels + channel[None, :]
+    left = tl.minimum(count - base, BLOCK_R * channels).to(tl.int32)
+    inside = (channel < channels)[None, :] & (place < left)
+    x = tl.load(x_ptr + base + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_GRAD:
-        grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + base + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_MASK:
-        of_mask = (row // frames)[:, None] * mask_stride + channel[None, :]
+        sequence = (first + tl.arange(0, BLOCK_R)) // frames
+        of_mask = sequence[:, None] * mask_stride + channel[None, :]
         mask = tl.load(mask_ptr + of_mask, mask=inside, other=0.0)
+    # exp(-|z|) cannot overflow: log(1 + exp(z)) = max(z, 0) + log(1 + exp(-|z|)).
+    z = x - shift
+    small = tl.exp(-tl.abs(z))
     if HAS_HIDDEN:
-        value = _softplus(x - shift) - slope * x - offset
+        value = tl.maximum(z, 0.0) + tl.log(1.0 + small) - slope * x - offset
         if HAS_MASK:
             value *= mask
-        tl.store(hidden_ptr + place, value.to(hidden_ptr.dtype.element_ty), mask=inside)
+        tl.store(hidden_ptr + base + place, value.to(hidden_ptr.dtype.element_ty), mask=inside)
     if HAS_GRAD:
         if HAS_MASK:
             grad *= mask
-        grad_x = grad * (tl.sigmoid(x - shift) - slope)
-        tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
+        sigmoid = tl.where(z >= 0.0, 1.0, small) / (1.0 + small)
+        grad_x = grad * (sigmoid - slope)
+        tl.store(grad_x_ptr + base + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
 
 
 def swoosh_forward(
@@ -123,13 +127,13 @@ def _launch(
     """Write swoosh(x) * mask to `hidden`, and the gradient of x, given `grad`, to `grad_x`."""
     count = x.numel()
     # Without a mask, rows may be any equal parts of the memory.
-    channels = _FLAT if mask_N1C is None else x.size(-1)
+    channels = _WIDTH if mask_N1C is None else x.size(-1)
     rows = divide_up(count, channels)
     frames, mask_stride = 1, 0
     if mask_N1C is not None:
         frames, mask_stride = rows // x.size(0), mask_N1C.stride(0)
-    block_c = min(power_of_two(channels), _FLAT)
-    block_r = max(_TILE // block_c, 1)
+    block_c = min(power_of_two(channels), _WIDTH)
+    block_r = max((_FORWARD_TILE if grad is None else _BACKWARD_TILE) // block_c, 1)
     _swoosh_kernel(
         (divide_up(rows, block_r), divide_up(channels, block_c)),
         x,

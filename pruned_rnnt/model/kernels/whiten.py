@@ -54,7 +54,7 @@ def _sum_of(ptr, count, BLOCK: tl.constexpr):
     return tl.sum(total, axis=0)
 
 
-@kernel("rows", "x_stride", "turns", "count", "G")
+@kernel("rows", "turns", "count", "G")
 def _push_kernel(
     x_ptr,
     grad_ptr,

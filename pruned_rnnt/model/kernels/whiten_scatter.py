@@ -44,7 +44,7 @@ def _shifted(place, of_first_row, inside):
     return tl.where(inside, difference, 0.0).to(x.dtype)
 
 
-@kernel("rows", "x_stride", "part_rows", "G", "blocks")
+@kernel("rows", "part_rows", "G", "blocks")
 def _scatter_kernel(
     x_ptr,
     settings_ptr,
