@@ -44,16 +44,18 @@ def check_same(resumed: ExperimentConfig, straight: ExperimentConfig) -> None:
     assert checkpoint_of(resumed.folder, 5) == checkpoint_of(straight.folder, 5)
 
 
-def test_torchrun_restarts_from_the_checkpoint(corpus: Path, tmp_path: Path) -> None:
-    straight = tiny_experiment(corpus, tmp_path / "straight", *SETTINGS)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_torchrun_restarts_from_the_checkpoint(corpus: Path, tmp_path: Path, device: str) -> None:
+    settings = (*SETTINGS, f"train.device={device}")
+    straight = tiny_experiment(corpus, tmp_path / "straight", *settings)
     assert run_ranks(2, train, straight) == ["finished", "finished"]
 
-    restarted = tiny_experiment(corpus, tmp_path / "restarted", *SETTINGS)
+    restarted = tiny_experiment(corpus, tmp_path / "restarted", *settings)
     marker = tmp_path / "died"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node=2", "--max-restarts=1"]
     command += [str(Path(__file__).parent / "dying_training.py"), str(marker), "4"]
-    command += tiny_overrides(corpus, restarted.folder, *SETTINGS)
+    command += tiny_overrides(corpus, restarted.folder, *settings)
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
     assert marker.exists()
