@@ -85,8 +85,23 @@ class Swoosh(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not use_own_function(x, differentiable=x.requires_grad):
             return swoosh(x, self.kind)
-        activated: Tensor = _Swoosh.apply(x, self.kind)  # type: ignore[no-untyped-call]
+        activated: Tensor = _Swoosh.apply(x, self.kind, None)  # type: ignore[no-untyped-call]
         return activated
+
+    def of_maps(self, x_1CLF: Tensor, real_L: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The activation of joined maps, zero in frames that are not real, with channels last; and
+        a function that repeats it without gradients. For training with fused kernels."""
+        x_LFC = channels_last(x_1CLF).movedim(1, -1).squeeze(0)
+        mask_L1C = real_L[:, None, None].float().expand(-1, 1, x_LFC.size(-1)).contiguous()
+
+        def activated(x_LFC: Tensor) -> Tensor:
+            out_LFC: Tensor = _Swoosh.apply(  # type: ignore[no-untyped-call]
+                x_LFC, self.kind, mask_L1C
+            )
+            return channels_last(out_LFC.unsqueeze(0).movedim(-1, 1))
+
+        constant_LFC = x_LFC.detach()
+        return activated(x_LFC), lambda: activated(constant_LFC)
 
     def again(self, x: Tensor) -> Callable[[], Tensor]:
         """A function that repeats `forward` of training, without gradients."""
@@ -95,31 +110,34 @@ class Swoosh(nn.Module):
 
 
 class _Swoosh(torch.autograd.Function):
+    """swoosh(x); with fused kernels and contiguous x also times a mask (N, 1, C)."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, kind: Kind) -> Tensor:
+    def forward(ctx: Any, x: Tensor, kind: Kind, mask: Tensor | None) -> Tensor:
         ctx.kind, ctx.fused = kind, use_kernels(x)
         x = _dense(x) if ctx.fused else x
-        ctx.save_for_backward(x)
-        return _activated(x, kind)
+        ctx.save_for_backward(x, mask)
+        return _activated(x, kind, mask)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        x, mask = ctx.saved_tensors
         if ctx.fused:
             from pruned_rnnt.model.kernels.swoosh import swoosh_backward
 
-            return swoosh_backward(x, None, _ordered_like(grad, x), _constants(ctx.kind))[0], None
-        return _LogSumSwoosh(x, ctx.kind).backward(grad), None
+            grad = _ordered_like(grad, x)
+            return swoosh_backward(x, mask, grad, _constants(ctx.kind))[0], None, None
+        return _LogSumSwoosh(x, ctx.kind).backward(grad), None, None
 
 
-def _activated(x: Tensor, kind: Kind) -> Tensor:
-    """swoosh(x) for dense x."""
+def _activated(x: Tensor, kind: Kind, mask: Tensor | None = None) -> Tensor:
+    """swoosh(x) * mask for dense x."""
     if use_kernels(x):
         from pruned_rnnt.model.kernels.swoosh import swoosh_forward
 
-        return swoosh_forward(x, None, _constants(kind), x.dtype)
-    return _LogSumSwoosh(x, kind).forward(None, x.dtype)
+        return swoosh_forward(x, mask, _constants(kind), x.dtype)
+    return _LogSumSwoosh(x, kind).forward(mask, x.dtype)
 
 
 def _constants(kind: Kind) -> tuple[float, float, float]:

@@ -23,7 +23,7 @@ from pruned_rnnt.model.joined_frames import (
     channels_last,
     should_avoid_cudnn_replanning,
 )
-from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
+from pruned_rnnt.model.kernels.available import train_with_kernels, use_kernels, use_own_function
 from pruned_rnnt.model.linear import Linear, linear, linear_again
 from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.subsampling_convolutions import (
@@ -100,17 +100,17 @@ class Embedding(nn.Module):
             batch, frames, _ = features_NTF.shape
             count = (frames - RECEPTIVE_FIELD) // EMBEDDING_RATE + 1
             joined = JoinedFrames(batch, frames, EMBEDDING_RATE, RECEPTIVE_FIELD)
-            maps_1CLF, maps_again = self._convolve(joined.join(features_NTF))
-            real = joined.spread(_real_frames(lengths_N, count), maps_1CLF.size(2))
-            maps_1CLF = _masked(maps_1CLF, real)
-            maps_1CLF, _ = self.convnext(
-                maps_1CLF, None, joined, lambda: _masked(maps_again(), real)
+            real_NT = _real_frames(lengths_N, count)
+            maps_1CLF, maps_again = self._convolve(
+                joined.join(features_NTF), partial(joined.spread, real_NT)
             )
+            maps_1CLF, _ = self.convnext(maps_1CLF, None, joined, maps_again)
             x_NTE = self._project_joined(maps_1CLF, joined, count)
         else:
-            maps_NCTF, _ = self._convolve(features_NTF.unsqueeze(1))
-            real_NT = _real_frames(lengths_N, maps_NCTF.size(2))
-            maps_NCTF = _masked(maps_NCTF, real_NT[:, None, :, None])
+            maps_NCTF, _ = self._convolve(
+                features_NTF.unsqueeze(1),
+                lambda frames: _real_frames(lengths_N, frames)[:, None, :, None],
+            )
             maps_NCTF, past_NCTF = self.convnext(maps_NCTF, past_NCTF)
             x_NTE = self.out(maps_NCTF.transpose(1, 2).flatten(2))
         x_NTE = self.out_norm(self.out_whiten(x_NTE))
@@ -120,19 +120,30 @@ class Embedding(nn.Module):
             x_NTE = x_NTE if mask_N1E is None else x_NTE * mask_N1E
         return x_NTE, past_NCTF
 
-    def _convolve(self, x_N1TF: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-        """The convolutions, and a function that computes the last activation again.
+    def _convolve(
+        self, x_N1TF: Tensor, real_of: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Callable[[], Tensor]]:
+        """The convolutions, zero where the frames are not real; and a function that computes them
+        again from the input of the last activation.
 
         The activations between the convolutions are not kept for backward.
+
+        Args:
+            real_of: (N, 1, T', 1) bool for the number of frames T'.
         """
         x, again = x_N1TF, None
-        for module in self.conv:
+        *modules, last = self.conv
+        assert isinstance(last, Swoosh)
+        for module in modules:
             before = x
             with nullcontext() if again is None else recomputed(before, again):
                 x = module(before)
             again = module.again(before) if isinstance(module, Swoosh) else None
-        assert again is not None
-        return x, again
+        real = real_of(x.size(2))
+        if x.size(0) == 1 and train_with_kernels(x):
+            return last.of_maps(x, real.flatten())
+        repeat = last.again(x)
+        return _masked(last(x), real), lambda: _masked(repeat(), real)
 
     def _project_joined(self, maps_1CLF: Tensor, joined: JoinedFrames, count: int) -> Tensor:
         """(N, `count`, E): `out` with its weights in the memory order of the maps, not copied."""
