@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pruned_rnnt.model.ctc_model import CtcModel
@@ -24,7 +24,8 @@ def build_model(config: ModelConfig, vocab_size: int, loss: LossConfig) -> Speec
 class UninitialisedParameters(TorchFunctionMode):
     """Models built within this context have undefined parameters, which a checkpoint replaces.
 
-    The random numbers of a new model take a second.
+    The random numbers of a new model take a second. So do products of memory that nothing has
+    written, which may hold denormal numbers; buffers, which a checkpoint may lack, are multiplied.
     """
 
     _FILL = (Tensor.uniform_, Tensor.normal_)
@@ -37,7 +38,8 @@ class UninitialisedParameters(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in self._FILL or getattr(func, "__module__", "") == "torch.nn.init":
+        is_fill = func in self._FILL or getattr(func, "__module__", "") == "torch.nn.init"
+        if is_fill or (func is Tensor.mul_ and isinstance(args[0], nn.Parameter)):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 

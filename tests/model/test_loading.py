@@ -21,6 +21,9 @@ def test_parameters_without_random_numbers() -> None:
         nn.Parameter(torch.empty(7)).data.uniform_(-1, 1)
         assert nn.init.zeros_(tensor=torch.empty(3)).shape == (3,)
         assert torch.ones(3).mul_(2).tolist() == [2, 2, 2]
+        assert nn.Parameter(torch.ones(3)).data.mul_(2).tolist() == [2, 2, 2]
+        with torch.no_grad():
+            assert nn.Parameter(torch.ones(3)).mul_(2).tolist() == [1, 1, 1]
     assert torch.equal(torch.get_rng_state(), before)
     layer.reset_parameters()
     assert not torch.equal(torch.get_rng_state(), before)
