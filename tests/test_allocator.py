@@ -36,3 +36,25 @@ def test_freed_blocks_are_used_again() -> None:
     # By default each of forty blocks has 16,384 new pages (fewer where the system uses large ones).
     # With memory kept, the first few have: the heap may still grow.
     assert page_faults("keep") < page_faults("default") / 4
+
+
+def test_a_process_ends_without_a_last_collection() -> None:
+    program = """
+import atexit, gc, sys
+from pruned_rnnt.system.allocator import end_without_collection
+
+class Noisy:
+    def __init__(self, name): self.name = name
+    def __del__(self): print(self.name)
+
+end_without_collection()
+atexit.register(print, "atexit")
+gc.disable()
+def main():
+    kept, cycle = Noisy("kept"), Noisy("cycle")
+    cycle.itself = cycle
+
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["kept", "atexit"], done.stderr

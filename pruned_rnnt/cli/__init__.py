@@ -29,6 +29,7 @@ from pruned_rnnt.cli import (
     transcribe,
 )
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from pruned_rnnt.system.allocator import end_without_collection
 from pruned_rnnt.system.console import start_logging
 from pruned_rnnt.system.openmp import limit_spinning
 from pruned_rnnt.system.optional_packages import (
@@ -76,6 +77,7 @@ _COMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     limit_spinning()  # before a command imports torch
+    end_without_collection()
     parser = _parser()
     options = _parse(parser, arguments)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import sys
@@ -40,3 +41,14 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def end_without_collection() -> None:
+    """Let this process end without a last search for garbage among the objects of its libraries.
+
+    It takes as long as importing half of torch, and the system takes back all memory anyway.
+    Functions of `atexit` run before as always. Not finalised are objects that refer to each other,
+    and those in the globals of modules.
+    """
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
