@@ -71,3 +71,15 @@ def compile_kernels(encoder: Encoder, dtype: torch.dtype) -> None:
             if not counts.compiled:
                 break
     encoder.train(was_training)
+
+
+def set_chunks(model: SpeechModel, config: DecodeConfig) -> None:
+    """Set chunk and left context of a causal encoder to decode.chunk and decode.left, if given."""
+    if not (config.chunk or config.left):
+        return
+    model.encoder.check_causal()
+    trained_chunk, trained_left = model.encoder.config.stream_sizes
+    chunk = config.chunk or trained_chunk
+    # Rounded up to whole chunks.
+    left = config.left or -(-trained_left // chunk) * chunk
+    model.encoder.set_chunks(chunk, left)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 from pruned_rnnt.export import model_file
-from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.model.saved_file import read_outline
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.usage_errors import UsageError
@@ -74,7 +73,7 @@ def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
         if folder is None:
             raise NoModelError(f"{path}: the checkpoint is not in the folder of its run")
         return FoundModel(kind="run", path=folder, checkpoint=path)
-    if path.suffix == ".onnx" and (path.parent / SETTINGS_NAME).is_file():
+    if path.suffix == ".onnx" and (path.parent / _settings_name()).is_file():
         return FoundModel(kind="onnx", path=path.parent)
     if path.suffix != ".pt":
         raise NoModelError(
@@ -93,7 +92,7 @@ def _in_folder(folder: Path, tokens: Path | None) -> FoundModel:
         return FoundModel(kind="run", path=folder)
     if (folder / model_file.FILE_NAME).is_file():
         return FoundModel(kind="file", path=folder / model_file.FILE_NAME)
-    if (folder / SETTINGS_NAME).is_file() and any(folder.glob("*.onnx")):
+    if any(folder.glob("*.onnx")) and (folder / _settings_name()).is_file():
         return FoundModel(kind="onnx", path=folder)
     found = _icefall_checkpoint(folder)
     if found is None and (folder / "config.json").is_file():
@@ -101,11 +100,18 @@ def _in_folder(folder: Path, tokens: Path | None) -> FoundModel:
     if found is None:
         raise NoModelError(
             f"no model in {folder}, which has {_names_in(folder)}. Needed: config.yaml (a run), "
-            f"{model_file.FILE_NAME} (pruned-rnnt export --format torch), {SETTINGS_NAME} with "
+            f"{model_file.FILE_NAME} (pruned-rnnt export --format torch), {_settings_name()} with "
             "*.onnx files (--format onnx), or pretrained.pt or epoch-N.pt of icefall with "
             f"{' or '.join(TOKEN_FILES)}, or config.json of transformers"
         )
     return _icefall(found, tokens or _tokens_near(found))
+
+
+def _settings_name() -> str:
+    # Imported here because most models do not need the module, which describes ONNX graphs.
+    from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
+
+    return SETTINGS_NAME
 
 
 def _icefall(path: Path, tokens: Path | None) -> FoundModel:

@@ -12,8 +12,6 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from pruned_rnnt.export.readme import HERE
-from pruned_rnnt.pretrained.model_card import FILE_NAME as CARD_NAME
 from pruned_rnnt.system.optional_packages import require
 
 _PREFIX = re.compile(r"hf:/{1,2}")  # a Path has one slash
@@ -139,6 +137,10 @@ def _is_replaced(path: str) -> bool:
 
 def _files_to_push(folder: Path, name: HubName) -> dict[str, Path | bytes]:
     """The files of the folder by name; the README has the name of the repository."""
+    # Imported here because they load the whole export, which fetching a model does not need.
+    from pruned_rnnt.export.readme import HERE
+    from pruned_rnnt.pretrained.model_card import FILE_NAME as CARD_NAME
+
     files: dict[str, Path | bytes] = {
         path.name: path for path in sorted(folder.iterdir()) if path.is_file()
     }

@@ -1,6 +1,7 @@
 """`pruned_rnnt.load`: a recogniser from a run, a model file, an ONNX folder, or a model of others.
 
 Imports within functions are deliberate: loading must not wait for what the model does not need.
+lhotse alone takes as long to import as the other libraries beside torch, and only runs need it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,9 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.config.load import load_config
-from pruned_rnnt.data.input.training_durations import read_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encoder_passes import choose_passes
-from pruned_rnnt.decode.timing.calibration import read_calibration
+from pruned_rnnt.decode.encoder_passes import choose_passes, set_chunks
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.model.device_start import start_device
@@ -23,10 +21,7 @@ from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
 from pruned_rnnt.pretrained.hub import local_path
-from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 from pruned_rnnt.system.usage_errors import UsageError
-from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.run import load_model, run_config, set_chunks
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
@@ -62,8 +57,10 @@ def load(
 
 def _load_onnx(
     found: FoundModel, settings: Sequence[str], segments: SegmentConfig | None
-) -> OnnxRecogniser:
-    if load_config(ExperimentConfig, None, settings).decode != DecodeConfig():
+) -> AudioRecogniser:
+    from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
+
+    if _decode_config(settings) != DecodeConfig():
         raise UsageError(
             f"{found.path} has ONNX files, which are decoded by greedy search only: leave out "
             f"{settings[0]}, or load the run or a model of `pruned-rnnt export --format torch`"
@@ -71,9 +68,23 @@ def _load_onnx(
     return OnnxRecogniser(found.path, segments=segments)
 
 
+def _decode_config(settings: Sequence[str]) -> DecodeConfig:
+    """The defaults, changed by `decode.key=value`."""
+    if not settings:
+        return DecodeConfig()
+    from pruned_rnnt.config.load import load_config
+    from pruned_rnnt.train.experiment import ExperimentConfig
+
+    return load_config(ExperimentConfig, None, settings).decode
+
+
 def _load_torch(found: FoundModel, settings: Sequence[str]) -> tuple[ModelFile, DecodeConfig]:
     """The model on the CPU with what is stored beside it, and how to decode."""
     if found.kind == "run":
+        from pruned_rnnt.data.input.training_durations import read_p99_duration
+        from pruned_rnnt.decode.timing.calibration import read_calibration
+        from pruned_rnnt.train.run import load_model, run_config
+
         chosen = [] if found.checkpoint is None else [f"decode.checkpoint={found.checkpoint}"]
         config = run_config(found.path, ["train.device=cpu", *chosen, *settings])
         loaded = load_model(config)
@@ -81,7 +92,7 @@ def _load_torch(found: FoundModel, settings: Sequence[str]) -> tuple[ModelFile, 
         p99_duration = read_p99_duration(found.path)
         parts = ModelFile(loaded.model, loaded.tokenizer, p99_duration, calibration)
         return parts, config.decode
-    decode = load_config(ExperimentConfig, None, settings).decode if settings else DecodeConfig()
+    decode = _decode_config(settings)
     if found.kind == "nemo":
         from pruned_rnnt.interop.nemo.imported_run import read_run as read_nemo
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pruned_rnnt.config.load import ConfigError, from_dict, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.encoder_passes import set_chunks
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.fitted_model import fitted_model
@@ -142,18 +142,6 @@ def _read_checkpoint(folder: Path, which: str) -> tuple[Path, str, dict[str, Any
     count = min(AVERAGED_CHECKPOINTS, len(paths))
     chosen, values = _mean_checkpoint(folder, count)
     return chosen[-1], f"{chosen[-1].stem}-average-last-{count}", values
-
-
-def set_chunks(model: SpeechModel, config: DecodeConfig) -> None:
-    """Set chunk and left context of a causal encoder to decode.chunk and decode.left, if given."""
-    if not (config.chunk or config.left):
-        return
-    model.encoder.check_causal()
-    trained_chunk, trained_left = model.encoder.config.stream_sizes
-    chunk = config.chunk or trained_chunk
-    # Rounded up to whole chunks.
-    left = config.left or -(-trained_left // chunk) * chunk
-    model.encoder.set_chunks(chunk, left)
 
 
 def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:

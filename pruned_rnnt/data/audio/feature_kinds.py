@@ -8,17 +8,19 @@ Axes: N recordings, S samples, T feature frames (10 ms), F mel bins, R samples o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from lhotse.utils import LOG_EPSILON
 from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import FEATURE_DIM, FRAME_SAMPLES, audio_features, frame_count
 from pruned_rnnt.data.audio.nemo_features import nemo_features
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
+
+_LOG_EPSILON = math.log(1e-10)  # as in lhotse
 
 
 def sample_rows(samples_S: FloatArray | Pcm16Array) -> Tensor:
@@ -73,7 +75,7 @@ class FeatureKind(NamedTuple):
     @property
     def padding(self) -> float:
         """What follows shorter recordings in batches of training: a tiny log energy, or silence."""
-        return 0.0 if self.name == "samples" else LOG_EPSILON
+        return 0.0 if self.name == "samples" else _LOG_EPSILON
 
     def of_recording(self, samples_S: FloatArray) -> Tensor:
         """The features (T, F) of a recording on the CPU; T may be 0."""

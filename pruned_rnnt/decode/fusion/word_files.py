@@ -7,8 +7,6 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.data.input.filters import cut_text
-from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.normal_form import normal_form
 from pruned_rnnt.decode.fusion.arpa import arpa_ngrams
 from pruned_rnnt.decode.fusion.word_ngram import NgramList, WordNgram
@@ -37,6 +35,10 @@ def read_texts(path: Path) -> list[str]:
         ValueError: there is no text.
     """
     if path.is_dir():
+        # Imported here because they load lhotse, which transcribing needs for nothing else.
+        from pruned_rnnt.data.input.filters import cut_text
+        from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+
         cuts = PreparedFolder(path, allow_commands=True).cuts("train", lazy=True)
         # Copies at other speeds have the same text.
         lines = list(dict.fromkeys(cut_text(cut) for cut in cuts))
