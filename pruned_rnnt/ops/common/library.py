@@ -109,7 +109,7 @@ def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:
     LIBRARY.define(schema)
     LIBRARY.impl(name, _with_warning(fallback), "CompositeExplicitAutograd")
     # The fake does nothing: outputs come in as arguments, shapes are already known.
-    torch.library.register_fake(f"{NAMESPACE}::{name}", lambda *_, **__: None, lib=LIBRARY)
+    LIBRARY.impl(name, lambda *_, **__: None, "Meta")
     FALLBACKS[name] = fallback
     overload: torch._ops.OpOverload = getattr(torch.ops.pruned_rnnt, name).default
     return overload
