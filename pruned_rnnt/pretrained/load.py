@@ -1,7 +1,7 @@
 """`pruned_rnnt.load`: a recogniser from a run, a model file, an ONNX folder, or a model of others.
 
 Imports within functions are deliberate: loading must not wait for what the model does not need.
-lhotse alone takes as long to import as the other libraries beside torch, and only runs need it.
+Only runs need lhotse, whose import takes long.
 """
 
 from __future__ import annotations
