@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
-from scripts.benchmark.training_tables import loader, training_processes, training_step
+from scripts.benchmark.training_tables import (
+    cold_start,
+    loader,
+    training_processes,
+    training_step,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "performance.md"
@@ -178,6 +183,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cuda_log_probs": lambda: comparison("cuda", ["log_probs"]),
     "cuda_launches": launches,
     "cpu": lambda: comparison("cpu", ["step", "full", "simple"]),
+    "cold_start": cold_start,
     "training_step": training_step,
     "training_processes": training_processes,
     "loader": loader,

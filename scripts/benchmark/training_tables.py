@@ -1,4 +1,4 @@
-"""Tables of training steps and of loading their data.
+"""Tables of training steps, of loading their data, and of whole processes.
 
 Training steps are rows of scripts/training_step, or until there are any of earlier measurements.
 """
@@ -19,9 +19,11 @@ def training_step() -> str:
     if not rows:
         return _zipformer()
     newest = {(*_case(row), row["system"]): row for row in rows}
-    header = ["model", "system", "audio", "step", "real time", "GPU busy", "kernels", "peak memory"]
+    header = ["GPU", "model", "system", "audio", "step", "real time", "GPU busy", "kernels"]
+    header += ["peak memory"]
     lines = [
         [
+            _gpu(row["device"]),
             _model(row),
             row["system"].replace("this", "pruned_rnnt"),
             f"{row['audio_seconds']:.0f} s",
@@ -72,6 +74,27 @@ def _together(row: Row) -> list[str]:
     ]
 
 
+def cold_start() -> str:
+    """A table of whole processes: seconds from start to end, at first and again."""
+    seconds: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in read_rows("cold_start"):
+        key = row["machine"], row["process"], row["system"]
+        seconds.setdefault(key, {})[row["run"]] = row
+    lines = [
+        [
+            _gpu(machine),
+            process,
+            system.replace("this", "pruned_rnnt"),
+            *(_known(runs[run]["wall_s"], ".1f", " s") for run in ("first", "second")),
+            _known(runs["second"].get("step_1_s"), ".1f", " s"),
+        ]
+        for (machine, process, system), runs in seconds.items()
+    ]
+    header = ["GPU", "process", "system", "first start", "second start", "its first step after"]
+    found = [row for runs in seconds.values() for row in runs.values()]
+    return markdown(header, lines) + provenance(found)
+
+
 def loader() -> str:
     """A table of the workers and cores that load a number of times real time."""
     rows = read_rows("loader")
@@ -104,6 +127,11 @@ def _model(row: Row) -> str:
     kinds = {"causal": row["causal"], "CTC head": row["ctc"]}
     words = [row["model"], *(kind for kind, has in kinds.items() if has), row["precision"]]
     return ", ".join((*words, *row["overrides"]))
+
+
+def _gpu(name: str) -> str:
+    """H100 of NVIDIA H100 80GB HBM3."""
+    return name.removeprefix("NVIDIA ").split()[0]
 
 
 def _known(value: float | None, form: str, unit: str) -> str:
