@@ -240,9 +240,10 @@ def test_tables_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(training_tables, "FOLDER", tmp_path)
     lines = training_tables.training_step().splitlines()
     assert lines[2:4] == [
-        "| small, causal, bfloat16 | pruned_rnnt | 540 s | 100 ms | 5,400x | 80 ms | 1,234 "
+        "| GPU | small, causal, bfloat16 | pruned_rnnt | 540 s | 100 ms | 5,400x | 80 ms | 1,234 "
         "| 2.2 GiB |",
-        "| small, causal, bfloat16 | old | 540 s | 150 ms | 5,400x | 80 ms | 1,234 | 2.2 GiB |",
+        "| GPU | small, causal, bfloat16 | old | 540 s | 150 ms | 5,400x | 80 ms | 1,234 "
+        "| 2.2 GiB |",
     ]
     assert lines[5:] == [
         "Measured on GPU, torch 2, commit c, d.",
