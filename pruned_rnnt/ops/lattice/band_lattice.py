@@ -42,6 +42,9 @@ def band_lattice(
     n, t, u, valid = rows.nodes(0, px.shape[0])
     # One column above the band, because the last symbol may leave it.
     columns = rows.columns if rows.start is None else 2 + int(u.masked_fill(~valid, 0).max())
+    # More symbols than columns, of lengths that nothing has read, have no path.
+    valid = valid & (rows.target_lengths < columns)[n]
+    symbols_N = rows.target_lengths.clamp(max=columns - 1)
     position = ((n * columns + u) * (frames + 1) + t)[valid]
     delay = delay_penalty * ((lengths_N.to(px.dtype)[n] - 1) / 2 - t)
     spread = px.new_full((2, batch * columns * (frames + 1)), NEG_INF)
@@ -49,7 +52,7 @@ def band_lattice(
     spread[1, position] = py[valid]
     emit, blank = spread.view(2, batch, columns, frames + 1)
     zeros = torch.zeros_like(lengths_N)
-    boundary = torch.stack([zeros, zeros, rows.target_lengths, lengths_N], dim=1).long()
+    boundary = torch.stack([zeros, zeros, symbols_N, lengths_N], dim=1).long()
     dense = full_lattice(emit, blank, boundary, rnnt_type)
     sums.total.copy_(dense.total)
     for out, grid in ((sums.gx, dense.gx), (sums.gy, dense.gy)):
