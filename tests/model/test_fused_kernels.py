@@ -174,6 +174,20 @@ def test_depthwise_maps(shape: tuple[int, ...], size: int) -> None:
     check(run, torch.randn(shape), weight, torch.randn(channels))
 
 
+def test_swoosh_of_maps_keeps_padding_that_is_not_finite_out() -> None:
+    torch.manual_seed(0)
+    x_1CLF = torch.randn(1, 128, 37, 19, device="cuda")
+    real_L = torch.rand(37, device="cuda") > 0.3
+    x_1CLF[:, :, ~real_L] = torch.nan
+    x_1CLF.requires_grad_()
+    out_1CLF, again = Swoosh("R").of_maps(x_1CLF, real_L)
+    assert torch.equal(out_1CLF, again())
+    assert torch.equal(out_1CLF[:, :, real_L], Swoosh("R")(x_1CLF)[:, :, real_L])
+    (of_x,) = torch.autograd.grad(out_1CLF, x_1CLF, torch.full_like(out_1CLF, 2.0))
+    assert not out_1CLF[:, :, ~real_L].any()
+    assert of_x[:, :, real_L].isfinite().all()
+
+
 @pytest.mark.parametrize("shape", [(1, 32, 3, 3), (2, 5, 9, 11), (1, 32, 257, 39), (1, 70, 20, 11)])
 @pytest.mark.parametrize("stride", [(1, 2), (2, 2)])
 def test_wide_convolution(shape: tuple[int, ...], stride: tuple[int, int]) -> None:

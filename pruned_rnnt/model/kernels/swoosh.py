@@ -46,7 +46,10 @@ def _swoosh_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """swoosh(x) * mask if HAS_HIDDEN; the gradient of x if HAS_GRAD."""
+    """swoosh(x) * mask if HAS_HIDDEN; the gradient of x if HAS_GRAD.
+
+    Both are zero where the mask is, also if x or the gradient is not finite there.
+    """
     first = tl.program_id(0).to(tl.int64) * BLOCK_R
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     # Places are relative to the tile, so that they and their mask take 32 bits.
@@ -67,11 +70,11 @@ def _swoosh_kernel(
     if HAS_HIDDEN:
         value = tl.maximum(z, 0.0) + tl.log(1.0 + small) - slope * x - offset
         if HAS_MASK:
-            value *= mask
+            value = tl.where(mask == 0.0, 0.0, value * mask)
         tl.store(hidden_ptr + base + place, value.to(hidden_ptr.dtype.element_ty), mask=inside)
     if HAS_GRAD:
         if HAS_MASK:
-            grad *= mask
+            grad = tl.where(mask == 0.0, 0.0, grad * mask)
         sigmoid = tl.where(z >= 0.0, 1.0, small) / (1.0 + small)
         grad_x = grad * (sigmoid - slope)
         tl.store(grad_x_ptr + base + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)

@@ -110,7 +110,7 @@ class Swoosh(nn.Module):
 
 
 class _Swoosh(torch.autograd.Function):
-    """swoosh(x); with fused kernels and contiguous x also times a mask (N, 1, C)."""
+    """swoosh(x), times a mask (N, 1, C) if there is one; x is then contiguous."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, kind: Kind, mask: Tensor | None) -> Tensor:
@@ -128,6 +128,7 @@ class _Swoosh(torch.autograd.Function):
 
             grad = _ordered_like(grad, x)
             return swoosh_backward(x, mask, grad, _constants(ctx.kind))[0], None, None
+        grad = grad if mask is None else grad * mask
         return _LogSumSwoosh(x, ctx.kind).backward(grad), None, None
 
 
