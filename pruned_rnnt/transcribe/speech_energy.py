@@ -9,8 +9,8 @@ A frame is speech unless one of two rules holds.
    even far from the microphone. Frames that a stream decides may be left out, so there it must be
    far below the loudest speech, too.
 
-Digital silence, frames whose samples are all zero, is told apart: training data always has some
-noise, and some models emit words for silence without any.
+Frames whose samples are all zero (digital silence) are a class of their own: training data always
+has some noise, and some models emit words for silence without any.
 
 Axes: N batch, T feature frames (10 ms), P pooled frames (50 ms), F mel bins. All levels and
 energies are natural logarithms.

@@ -1,7 +1,7 @@
 """Elementwise parts of attention, each in one pass over memory.
 
     squash     out = value * tanh(squashed)
-    gate       out = x * gate
+    product    out = x * factor
     uniform    out[n, t, s] = weights[n, t, s], or 1 / (number of frames with a weight) for these
                               frames if the device has chosen uniform weights
     join       out[n, h, t, s] = one[n, h, t, s] + other[n, h, t, s], + first[n, t, s] for h = 0
@@ -9,7 +9,7 @@
 Axes: N sequences, H heads, T frames, S frames attended to, C channels. One program takes
 
     squash    [ . . . . ]           the C channels of each of BLOCK_R rows (frames)
-    gate      [ . . . . ]           the same
+    product   [ . . . . ]           the same
     uniform   [ . . . . . . . . ]   the S columns of one row t
     join      . . [ . . . . ] . .   BLOCK of the T * S elements of one head
 """
@@ -95,30 +95,30 @@ def _squash_backward_kernel(
 
 
 @kernel("rows")
-def _gate_kernel(
+def _product_kernel(
     x_ptr,
-    gate_ptr,
+    factor_ptr,
     grad_ptr,
     out_ptr,
-    of_gate_ptr,
+    of_factor_ptr,
     rows,
-    gate_stride,
+    factor_stride,
     C,
     HAS_GRAD: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """x * gate; or, if HAS_GRAD, its gradients: of x in `out`, and of the gate."""
+    """x * factor; or, if HAS_GRAD, its gradients: of x in `out`, and of the factor."""
     row, channel, inside = own_tile(rows, C, BLOCK_R, BLOCK_C)
     place = row[:, None] * C + channel[None, :]
-    gate_place = gate_ptr + row[:, None] * gate_stride + channel[None, :]
+    factor_place = factor_ptr + row[:, None] * factor_stride + channel[None, :]
     x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    gate = tl.load(gate_place, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.load(factor_place, mask=inside, other=0.0).to(tl.float32)
     if HAS_GRAD:
         grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(of_gate_ptr + place, (grad * x).to(of_gate_ptr.dtype.element_ty), mask=inside)
+        tl.store(of_factor_ptr + place, (grad * x).to(of_factor_ptr.dtype.element_ty), mask=inside)
         x = grad
-    tl.store(out_ptr + place, (x * gate).to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + place, (x * factor).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @kernel("frames")
@@ -203,32 +203,32 @@ def squash_backward(value: Tensor, squashed: Tensor, grad: Tensor) -> tuple[Tens
     return grad_value, grad_squashed
 
 
-def gate(x: Tensor, gate: Tensor) -> Tensor:
-    """x * gate, (..., C); x is contiguous, the rows of the gate have one stride."""
+def product(x: Tensor, factor: Tensor) -> Tensor:
+    """x * factor, (..., C); x is contiguous, the rows of the factor have one stride."""
     out = torch.empty_like(x)
-    _launch_gate(x, gate, None, out, None)
+    _launch_product(x, factor, None, out, None)
     return out
 
 
-def gate_backward(x: Tensor, gate: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of both arguments of `gate`; `grad` is contiguous."""
-    of_x, of_gate = torch.empty_like(x), torch.empty_like(x)
-    _launch_gate(x, gate, grad, of_x, of_gate)
-    return of_x, of_gate
+def product_backward(x: Tensor, factor: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of both arguments of `product`; `grad` is contiguous."""
+    of_x, of_factor = torch.empty_like(x), torch.empty_like(x)
+    _launch_product(x, factor, grad, of_x, of_factor)
+    return of_x, of_factor
 
 
-def _launch_gate(
-    x: Tensor, gate: Tensor, grad: Tensor | None, out: Tensor, of_gate: Tensor | None
+def _launch_product(
+    x: Tensor, factor: Tensor, grad: Tensor | None, out: Tensor, of_factor: Tensor | None
 ) -> None:
-    rows, width = as_rows(gate), x.size(-1)
+    rows, width = as_rows(factor), x.size(-1)
     tiles = row_tiles(rows.number, width, _TILE)
-    _gate_kernel(
+    _product_kernel(
         (tiles.number,),
         x,
         rows.tensor,
         grad,
         out,
-        of_gate,
+        of_factor,
         rows.number,
         rows.stride,
         width,

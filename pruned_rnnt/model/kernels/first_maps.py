@@ -34,7 +34,7 @@ def _values(
     x_ptr, position, positions, i, j, frames, bins, out_frames, out_bins,
     TIME_STRIDE: tl.constexpr, BIN_STRIDE: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
-    """x at place (i, j) of the windows of positions, rounded as the output is, in float32."""
+    """x at place (i, j) of the windows of positions, in its own dtype; zero beyond the bins."""
     frame = position // out_bins
     sequence = frame // out_frames
     source = sequence * frames + (frame - sequence * out_frames) * TIME_STRIDE + i

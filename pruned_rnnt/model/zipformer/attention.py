@@ -286,19 +286,19 @@ def gated(x: Tensor, gate: Tensor) -> Tensor:
 class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gate: Tensor) -> Tensor:
-        from pruned_rnnt.model.kernels.attention import gate as fused_gate
+        from pruned_rnnt.model.kernels.attention import product
 
         x = x.contiguous()
         ctx.save_for_backward(x, gate)
-        return fused_gate(x, gate)
+        return product(x, gate)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        from pruned_rnnt.model.kernels.attention import gate_backward
+        from pruned_rnnt.model.kernels.attention import product_backward
 
         x, gate = ctx.saved_tensors
-        return gate_backward(x, gate, grad.contiguous())
+        return product_backward(x, gate, grad.contiguous())
 
 
 def sums_of_squashed(
