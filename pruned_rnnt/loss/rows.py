@@ -54,9 +54,8 @@ def loss_of_logits(
                 f"are {duration_logits.dtype}"
             )
     utterances, rows = _rows_of_logits(logits, batch, bounds, recursion, validate)
-    flat = logits.contiguous().view(-1, logits.shape[-1])
     return row_loss(
-        flat,
+        logits.contiguous(),
         duration_logits,
         utterances.targets,
         rows,

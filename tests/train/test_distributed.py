@@ -209,20 +209,28 @@ def test_different_checkpoints_on_different_ranks_are_an_error(
     assert all("a file system that all machines share" in message for message in messages)
 
 
-def resume_with_two(ranks: Ranks, corpus: Path, run: Path) -> tuple[str, int, int, str]:
+def resume_with_two(
+    ranks: Ranks, corpus: Path, run: Path, device: str
+) -> tuple[str, int, int, str]:
     """Continue a run of one process with two: error message, position, steps, outcome."""
+    settings = (f"train.device={device}", "train.validate_every=9")
     with pytest.raises(ValueError, match="allow-changes") as caught:
-        speech_trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9"), ranks)
-    trainer = speech_trainer(experiment(corpus, run, "train.steps=3"), ranks, allow_changes=True)
+        speech_trainer(experiment(corpus, run, "train.steps=2", *settings), ranks)
+    config = experiment(corpus, run, "train.steps=3", *settings)
+    trainer = speech_trainer(config, ranks, allow_changes=True)
     place = trainer.state.counters.batch
     outcome = trainer.run()
     return str(caught.value), place, trainer.state.counters.step, outcome
 
 
-def test_number_of_processes_may_change_if_allowed(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_number_of_processes_may_change_if_allowed(
+    corpus: Path, tmp_path: Path, device: str
+) -> None:
     run = tmp_path / "run"
-    speech_trainer(experiment(corpus, run, "train.steps=2", "train.validate_every=9")).run()
-    for message, place, steps, outcome in run_ranks(2, resume_with_two, corpus, run):
+    settings = ("train.steps=2", "train.validate_every=9", f"train.device={device}")
+    speech_trainer(experiment(corpus, run, *settings)).run()
+    for message, place, steps, outcome in run_ranks(2, resume_with_two, corpus, run, device):
         assert "a run of 1 process(es), and there are 2 now" in message
         assert place == 1
         assert steps == 3

@@ -30,27 +30,6 @@ def is_in_place(wanted: bool) -> bool:
     return wanted and not torch.compiler.is_compiling()
 
 
-def logits_gradient(
-    grad_loss: Tensor,
-    logits: Tensor,
-    statistics: RowStatistics,
-    targets: Tensor,
-    rows: LatticeRows,
-    options: LossOptions,
-    in_place: bool,
-) -> Tensor:
-    """The gradient of logits (R,V) for grad_loss (N,) acc; in_place writes it over them, which
-    are zeros where `_needs_zeros`."""
-    new = torch.zeros_like if _needs_zeros(logits, options) else torch.empty_like
-    grad_logits = logits.detach() if in_place else new(logits)
-    scoring = options.of_gradient
-    log_probs_backward(grad_loss, logits, statistics, targets, rows, 0, *scoring, grad_logits)
-    if in_place:
-        # Makes torch raise for a second backward pass or another use of the logits.
-        torch.autograd.graph.increment_version(logits)
-    return grad_logits
-
-
 def _needs_zeros(logits: Tensor, options: LossOptions) -> bool:
     """Whether log_probs_backward writes only parts of the gradient."""
     return logits.is_cuda and options.normalization == LOG_PROBS
@@ -67,7 +46,9 @@ def _reduced(total: Tensor, reduction: str) -> Tensor:
 
 def _of_utterances(grad: Tensor, shape: torch.Size, reduction: str) -> Tensor:
     """The gradient of each utterance's loss, contiguous, for that of the reduced loss."""
-    if reduction == "mean" and shape[0] != 1:
+    if shape[0] == 1:
+        return grad.reshape(shape)
+    if reduction == "mean":
         grad = grad.expand(shape) / shape[0]
     return grad.expand(shape).contiguous()
 
@@ -86,17 +67,21 @@ class _RowLoss(torch.autograd.Function):
         *row_fields, ctx.recursion, ctx.reduction, ctx.in_place = arguments
         rows, recursion = LatticeRows(*row_fields), ctx.recursion
         options, acc = recursion.loss, accumulator(logits.dtype)
-        lse = logits.new_empty((logits.shape[0],), dtype=acc)
-        px, py = lse.new_empty((2, *lse.shape)).unbind(0)
+        # Here and not before: the view would be a node of autograd's graph.
+        flat = logits.view(-1, logits.shape[-1])
+        # In two allocations, one of what backward needs: small losses take as long as the host.
+        px, py = logits.new_empty((2, flat.shape[0]), dtype=acc).unbind(0)
+        lse, gx, gy = px.new_empty((3, *px.shape)).unbind(0)
         outputs = RowLogProbs(px, py, lse)
-        log_probs(logits, targets, rows, 0, options.blank, options.normalization, outputs)
+        log_probs(flat, targets, rows, 0, options.blank, options.normalization, outputs)
         ctx.duration_dtype = logits.dtype if duration_logits is None else duration_logits.dtype
         scores = None if duration_logits is None else duration_logits.to(acc)
         if recursion.blanks:
             py.zero_()
-            scores = _blank_log_probs(logits, lse, recursion.blanks)
-        sums = run_recursion(px, py, rows, recursion, scores, symbols=targets.shape[1])
-        total, gx, gy, *durations = sums
+            scores = _blank_log_probs(flat, lse, recursion.blanks)
+        arcs = (rows, recursion, scores)
+        sums = run_recursion(px, py, *arcs, symbols=targets.shape[1], occupancies=(gx, gy))
+        total, _, _, *durations = sums
         gd = durations[1] if durations else None
         if recursion.blanks and scores is not None and gd is not None:
             # With the symbols in the first column, duration_gradient is that of the blanks.
@@ -126,26 +111,35 @@ class _RowLoss(torch.autograd.Function):
             grad_durations = torch.empty_like(scores, dtype=ctx.duration_dtype)
             duration_gradient(upstream, scores, gd, rows, 0, options.clamp, grad_durations)
         if logits is None:
-            # The memory of the gradient itself, which nothing reads.
-            logits, ctx.zeros = ctx.zeros, None
-            if logits is None:
+            # In the memory of the gradient itself, which nothing reads.
+            grad_logits, ctx.zeros = ctx.zeros, None
+            if grad_logits is None:
                 new = lse.new_zeros if lse.is_cuda else lse.new_empty
-                logits = new(ctx.shape, dtype=ctx.dtype)
-            in_place = is_in_place(True)
-        elif in_place and _needs_zeros(logits, options):
-            logits.detach().zero_()
-        arguments = (statistics, targets, rows, options, in_place)
-        grad_logits = logits_gradient(upstream, logits, *arguments)
+                grad_logits = new(ctx.shape, dtype=ctx.dtype)
+            logits = grad_logits
+        elif in_place:
+            grad_logits = logits.detach()
+            if _needs_zeros(logits, options):
+                grad_logits.zero_()
+        else:
+            new_like = torch.zeros_like if _needs_zeros(logits, options) else torch.empty_like
+            grad_logits = new_like(logits)
+        flat, flat_grad = (x.view(-1, ctx.shape[-1]) for x in (logits, grad_logits))
+        scoring = options.of_gradient
+        log_probs_backward(upstream, flat, statistics, targets, rows, 0, *scoring, flat_grad)
+        if in_place:
+            # Makes torch raise for a second backward pass or another use of the logits.
+            torch.autograd.graph.increment_version(logits)
         if ctx.recursion.blanks and grad_durations is not None:
             for n, column in enumerate(ctx.recursion.blanks, 1):
-                grad_logits[:, column] = grad_durations[:, n]
+                flat_grad[:, column] = grad_durations[:, n]
             grad_durations = None
         return grad_logits, grad_durations, *[None] * 10
 
 
 @opaque_to_compile
 def row_loss(
-    logits_RV: Tensor,
+    logits: Tensor,
     duration_logits_RK: Tensor | None,
     targets: Tensor,
     rows: LatticeRows,
@@ -154,12 +148,12 @@ def row_loss(
     reduction: str = "none",
     in_place: bool = False,
 ) -> Tensor:
-    """Loss = -log P of contiguous logits (R,V) and, of TDT, duration_logits (R,K), acc: (N,), or
-    its `mean` or `sum`.
+    """Loss = -log P of contiguous logits (...,V) with R rows and, of TDT, duration_logits (R,K),
+    acc: (N,), or its `mean` or `sum`.
 
     in_place writes the gradient of logits over them in the backward pass.
     """
     # Field by field: autograd functions see only tensors that are arguments themselves.
     fields = (targets, *rows, recursion, reduction, in_place)
-    loss: Tensor = _RowLoss.apply(logits_RV, duration_logits_RK, *fields)  # type: ignore[no-untyped-call]
+    loss: Tensor = _RowLoss.apply(logits, duration_logits_RK, *fields)  # type: ignore[no-untyped-call]
     return loss

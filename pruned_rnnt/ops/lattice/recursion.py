@@ -58,15 +58,17 @@ def run_recursion(
     duration_logits: Tensor | None = None,
     *,
     symbols: int = 0,
+    occupancies: tuple[Tensor, Tensor] | None = None,
 ) -> LatticeSums | TdtSums:
     """total (N,) = log P and occupancies for acc px and py of any shape with R elements.
 
     duration_logits: acc, of that shape and K, see tdt_lattice; symbols: the padded U. Both of
         models with durations alone, whose occupancies are TdtSums.
+    occupancies: memory for gx and gy, of the shape of px; None for new ones.
     """
     tdt, total = recursion.tdt, px.new_empty(rows.logit_lengths.shape)
     if tdt is None or recursion.ignores_durations:
-        gx, gy = px.new_empty((2, *px.shape)).unbind(0)
+        gx, gy = occupancies or px.new_empty((2, *px.shape)).unbind(0)
         utterances = total.shape[0]
         frames = utterances * rows.frames
         if rows.row_splits is not None:
@@ -82,7 +84,9 @@ def run_recursion(
             return LatticeSums(total, gx, gy)
         return TdtSums(total, gx, gy, gx, torch.zeros_like(duration_logits))
     assert duration_logits is not None
-    gx, gy, stay = px.new_empty((3, *px.shape)).unbind(0)
+    if occupancies is None:
+        occupancies = px.new_empty((2, *px.shape)).unbind(0)
+    (gx, gy), stay = occupancies, torch.empty_like(px)
     # Packed rows that no utterance reaches, where lengths were not read, are not written.
     like = torch.empty_like if rows.row_splits is None else torch.zeros_like
     gd, by_row = like(duration_logits), (-1, len(tdt.durations))
