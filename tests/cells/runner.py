@@ -25,8 +25,10 @@ _MOST_WORKERS = 8
 class _Worker:
     """A process that runs one cell after the other, and is started again after a crash."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, backend: str | None = None) -> None:
         self.arguments = arguments
+        chosen = {} if backend is None else {"PRUNED_RNNT_BACKEND": backend}
+        self.environment = {**os.environ, **chosen}
         self.process: subprocess.Popen[str] | None = None
 
     def run(self, number: int) -> Outcome:
@@ -67,6 +69,7 @@ class _Worker:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.cells.worker", *self.arguments],
             cwd=ROOT,
+            env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -81,8 +84,11 @@ class _Worker:
             self.process.wait()
 
 
-def run(numbers: Sequence[int], device: str = "cpu", table: str = TABLE) -> dict[int, Outcome]:
-    """The outcome of each cell of a module's cells(), by its number."""
+def run(
+    numbers: Sequence[int], device: str = "cpu", table: str = TABLE, *, backend: str | None = None
+) -> dict[int, Outcome]:
+    """The outcome of each cell of a module's cells(), by its number; with PRUNED_RNNT_BACKEND set
+    to `backend`, unless that is None."""
     workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(numbers))
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in numbers:
@@ -90,7 +96,7 @@ def run(numbers: Sequence[int], device: str = "cpu", table: str = TABLE) -> dict
     outcomes: dict[int, Outcome] = {}
 
     def work() -> None:
-        worker = _Worker(device, table)
+        worker = _Worker(device, table, backend=backend)
         while True:
             try:
                 number = waiting.get_nowait()

@@ -82,6 +82,16 @@ def test_every_cell_is_right_or_refused(part: str, device: str) -> None:
         assert page.committed(family, text) == found, "run python -m scripts.what_works"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [x for x in PARTS if x != "compilers"])
+def test_every_cell_is_right_or_refused_without_kernels(part: str) -> None:
+    cells = all_cells()
+    numbers = [n for n, cell in enumerate(cells) if cell.family in PARTS[part]]
+    outcomes = runner.run(numbers, backend="fallback")
+    failed = {cells[n]: x for n, x in outcomes.items() if x.status in (WRONG, CRASH)}
+    assert not failed, _failures(failed)
+
+
 def _failures(failed: dict[Cell, Outcome]) -> str:
     """A line for each kind of failure."""
     alike: dict[str, list[str]] = {}
