@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pruned_rnnt.train.engine.gradients import SummedGradients
 from pruned_rnnt.train.engine.report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
+from pruned_rnnt.train.optim.owners import Owners
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.padded_batch import padded_batch
 from tests.tiny_corpus import tiny_experiment
@@ -138,12 +140,13 @@ def with_failures(ranks: Ranks, config: ExperimentConfig, batches: list[Batch]) 
     return [outcomes, final]
 
 
+@pytest.mark.parametrize("shard", ["none", "optimiser"])
 @pytest.mark.parametrize("optimiser", ["adamw", "scaled_adam"])
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_processes_skip_a_step_that_fails_on_one(
-    corpus: Path, tmp_path: Path, device: str, optimiser: str
+    corpus: Path, tmp_path: Path, device: str, optimiser: str, shard: str
 ) -> None:
-    overrides = [f"train.device={device}", f"optimiser.name={optimiser}"]
+    overrides = [f"train.device={device}", f"optimiser.name={optimiser}", f"train.shard={shard}"]
     config = experiment(corpus, tmp_path / "run", *overrides)
     batches = ragged_batches(config)
     (first, first_weights), (second, second_weights) = run_ranks(
@@ -166,12 +169,13 @@ def test_all_processes_skip_a_step_that_fails_on_one(
     assert tuple(u.id for u in second[4][0].suspects) == batches[3].ids
 
 
-def sums_of_partial_passes(ranks: Ranks) -> list[list[float]]:
-    """Gradients after passes that reach different parameters on each process."""
+def sums_of_partial_passes(ranks: Ranks, divided: bool) -> list[Any]:
+    """Gradients after passes that reach different parameters on each process, flags and norm."""
     torch.manual_seed(0)
     layers = [nn.Linear(3, 3, bias=False) for _ in range(4)]
     weights = [layer.weight for layer in layers]
-    gradients = SummedGradients(weights, bucket_bytes=36)
+    owners = Owners(weights, ranks.rank, 2) if divided else None
+    gradients = SummedGradients(weights, bucket_bytes=36, owners=owners)
     sums = []
     for _ in range(2):
         gradients.start()
@@ -181,14 +185,21 @@ def sums_of_partial_passes(ranks: Ranks) -> list[list[float]]:
         used = [SlowGradient.apply(weights[0]), weights[1]] if ranks.rank == 0 else weights[1:3]
         sum(((1 + ranks.rank) * weight).sum() for weight in used).backward()
         flags = gradients.finish(torch.tensor([1.0, float(ranks.rank)]))
-        sums = [[float(w.grad.min()), float(w.grad.max())] for w in weights]  # type: ignore[union-attr]
-        sums.append(flags.tolist())
-    return sums
+        grads = [w.grad for w in weights]
+        sums = [None if g is None else [float(g.min()), float(g.max())] for g in grads]
+        sums += [flags.tolist(), [float(gradients.norm())]]
+    return [*sums, [gradients.kept_bytes()]]
 
 
 def test_gradients_of_passes_that_reach_different_parameters() -> None:
-    expected = [[2.0, 2.0], [3.0, 3.0], [2.0, 2.0], [0.0, 0.0], [2.0, 1.0]]
-    assert run_ranks(2, sums_of_partial_passes) == [expected, expected]
+    sums = [[2.0, 2.0], [3.0, 3.0], [2.0, 2.0], [0.0, 0.0]]
+    common = [[2.0, 1.0], [pytest.approx(math.sqrt(9 * (4 + 9 + 4)))]]
+    whole = [*sums, *common, [4 * 36]]
+    assert run_ranks(2, sums_of_partial_passes, False) == [whole, whole]
+    # Of four parameters of one size, the processes have every other one.
+    first, second = run_ranks(2, sums_of_partial_passes, True)
+    assert first == [sums[0], None, sums[2], None, *common, [2 * 36]]
+    assert second == [None, sums[1], None, sums[3], *common, [2 * 36]]
 
 
 def resume_error(ranks: Ranks, corpus: Path, tmp_path: Path) -> str:

@@ -56,12 +56,23 @@ def test_estimate_leaves_no_trace(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = tiny_overrides(
-        corpus, tmp_path / "exp/run", "train.steps=1000", "train.mean_every=1"
+        corpus,
+        tmp_path / "exp/run",
+        "train.steps=1000",
+        "train.mean_every=1",
+        "model.encoder.feedforward_dim=2048",
     )
     before = {path: path.stat().st_mtime_ns for path in corpus.rglob("*")}
     assert main(["train", *QUICK, *settings]) == 0
     out = capsys.readouterr().out
     assert "1000 steps of" in out
+    (kept,) = [line for line in out.splitlines() if line.startswith("each process keeps")]
+    sizes = [float(part.split()[-2]) for part in kept.split(",")]
+    model, gradients, optimiser, averages = sizes
+    assert 1 < gradients <= model
+    # Two moments in float32; a running average in float32 and a mean in float64.
+    assert optimiser == pytest.approx(2 * gradients, abs=0.2)
+    assert averages == pytest.approx(3 * gradients, abs=0.3)
     assert "memory of the process" in out
     (line,) = [line for line in out.splitlines() if line.startswith("estimate:")]
     hours, seconds = float(line.split()[1]), float(line.partition("(")[2].split()[0])
@@ -69,6 +80,18 @@ def test_estimate_leaves_no_trace(
     assert seconds > 0
     assert list(tmp_path.iterdir()) == []
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
+
+
+def test_memory_of_processes_that_divide_the_optimiser(corpus: Path, tmp_path: Path) -> None:
+    settings = ["train.shard=optimiser", "model.encoder.dim=64"]
+    trials = DryRun(tiny_experiment(corpus, tmp_path / "run", *settings))
+    alone, two, four = (trials.memory(processes) for processes in (1, 2, 4))
+    assert alone.parameters == two.parameters == four.parameters
+    for part in ("gradients", "optimiser", "averages"):
+        whole = getattr(alone, part)
+        assert whole / 2 <= getattr(two, part) < 0.55 * whole
+        assert whole / 4 <= getattr(four, part) < 0.35 * whole
+    assert alone.gradients == sum(4 * p.numel() for p in trials.task.model.parameters())
 
 
 @pytest.mark.slow
@@ -116,5 +139,5 @@ def test_seconds_are_those_of_all_parts() -> None:
         peak=0,
     )
     counts = Counts(steps=100, steps_per_epoch=10.0, validations=4, checkpoints=9)
-    estimate = Estimate(measured=measured, counts=counts, scan=None, failed=())  # type: ignore[arg-type]
+    estimate = Estimate(measured=measured, memory={}, counts=counts, scan=None, failed=())  # type: ignore[arg-type]
     assert estimate.seconds == 7 + 50 + 12 + 9

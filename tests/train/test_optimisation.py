@@ -186,6 +186,17 @@ def test_shared_module_is_averaged_once() -> None:
     assert torch.equal(state["one.weight"], state["two.weight"])
 
 
+def test_frozen_parameters_are_their_own_average() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    model[0].requires_grad_(False)
+    average = RunningAverage(model, decay=0.5)
+    assert [tuple(each.shape) for each in average.tensors()] == [(1, 3), (1,)]
+    average.update()
+    state = average.state_dict()
+    assert state.keys() == model.state_dict().keys()
+    assert torch.equal(state["0.weight"], model[0].weight)
+
+
 def test_mean_of_states() -> None:
     states = [
         {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(1)},

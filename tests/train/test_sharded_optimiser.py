@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.state_memory import divided_memory
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
+from pruned_rnnt.train.optim.owners import owners_of
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
-from pruned_rnnt.train.optim.sharded import (
-    ShardedOptimiser,
-    build_sharded_optimiser,
-    owners_of,
-)
+from pruned_rnnt.train.optim.sharded import ShardedOptimiser, build_sharded_optimiser
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 from tests.tiny_corpus import tiny_experiment
 from tests.train.processes import run_ranks
@@ -29,7 +27,14 @@ from tests.train.run_files import killed_at, losses_of
 SHARDED = "train.shard=optimiser"
 ADAMW = ("optimiser.name=adamw", "optimiser.eps=1e-3")
 SCALED_ADAM = ("optimiser.name=scaled_adam", "optimiser.learning_rate=0.02")
-SETTINGS = ("data.max_duration=3", "train.threads=1", "train.keep_last=9", "train.save_every=2")
+SETTINGS = (
+    "data.max_duration=3",
+    "train.threads=1",
+    "train.keep_last=9",
+    "train.save_every=2",
+    "train.mean_every=1",
+    "train.picture_every=3",
+)
 
 
 def test_elements_are_divided_evenly_and_every_process_gets_some() -> None:
@@ -86,7 +91,7 @@ def steps_with_gradients(ranks: Ranks, name: str, sharded: bool) -> list[Any]:
             if step == 12:
                 optimiser.take_back()
     state = optimiser.whole_state() if sharded else optimiser.state_dict()
-    size = optimiser.state_bytes() if sharded else 0
+    size = sum(v.nbytes for each in optimiser.state.values() for v in each.values())
     return [[p.detach().clone() for p in model.parameters()], state, size]
 
 
@@ -124,7 +129,24 @@ def train(ranks: Ranks, config: ExperimentConfig) -> str:
     trainer = speech_trainer(config, ranks, allow_changes=True)
     is_sharded = config.train.shard == "optimiser" and ranks.world_size > 1
     assert isinstance(trainer.optimiser, ShardedOptimiser) == is_sharded
-    return trainer.run()
+    if is_sharded:
+        found = ranks.gather(trainer.memory())
+        if ranks.is_first:
+            alone = speech_trainer(config, allow_changes=True)
+            kept = (alone.average, alone.mean)
+            whole, most = alone.memory(), max(found, key=lambda memory: memory.total)
+            assert most == divided_memory(alone.model, alone.optimiser, kept, ranks.world_size)
+            for part in ("gradients", "optimiser", "averages"):
+                sizes = [getattr(memory, part) for memory in found]
+                assert sum(sizes) == getattr(whole, part)
+                assert max(sizes) < 0.6 * sum(sizes)
+    outcome = trainer.run()
+    # The averaged parameters are swapped out again in all processes.
+    digests = ranks.gather(
+        float(sum(p.detach().double().sum() for p in trainer.model.parameters()))
+    )
+    assert len(set(digests)) == 1
+    return outcome
 
 
 def continued(corpus: Path, run: Path, *settings: str) -> Path:
@@ -159,8 +181,16 @@ def test_another_number_of_processes_continues(
         )
         exact = {"rtol": 0.0, "atol": 0.0 if optimiser is ADAMW else 1e-4}
         assert_same_state(found["optimiser"], expected["optimiser"], **exact)
-        for key, value in expected["model"].items():
-            torch.testing.assert_close(found["model"][key], value, **exact)
+        for kind in ("model", "average"):
+            assert found[kind].keys() == expected[kind].keys()
+            for key, value in expected[kind].items():
+                torch.testing.assert_close(found[kind][key], value, **exact)
+        assert (found["mean"]["count"], found["mean"]["since"]) == (step, 0)
+        assert found["mean"]["parameters"].keys() == expected["mean"]["parameters"].keys()
+        for key, value in expected["mean"]["parameters"].items():
+            torch.testing.assert_close(found["mean"]["parameters"][key], value, **exact)
+        assert found["average_updates"] == step
+        assert found["score"] == pytest.approx(expected["score"], abs=1e-4)
 
 
 @pytest.mark.slow

@@ -8,6 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.optim.owners import Owners
+
 
 class RunningAverage:
     """Exponential moving average of a model's parameters; buffers have their current values.
@@ -17,15 +20,27 @@ class RunningAverage:
 
     torch.optim.swa_utils.AveragedModel is no replacement: it copies in the first update instead of
     averaging, keeps a second module, and names the saved parameters `module.*`.
+
+    Args:
+        ranks: processes with the same model, each of which keeps the average of some parameters; in
+            all of them `applied` and `state_dict` must then be called. Default: this one keeps all.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: nn.Module, decay: float, ranks: Ranks | None = None) -> None:
         self.decay = decay
         self.updates = 0
         self._names = dict(model.state_dict(keep_vars=True))
         # A module that is registered twice has two names for one parameter, which is averaged once.
+        # Frozen parameters are their own average.
+        parameters = {
+            id(p): p
+            for p in self._names.values()
+            if isinstance(p, nn.Parameter) and p.requires_grad
+        }
+        ranks = ranks or Ranks()
+        self._owners = Owners(list(parameters.values()), ranks.rank, ranks.world_size)
         self._live: dict[int, Tensor] = {
-            id(p): p for p in self._names.values() if isinstance(p, nn.Parameter)
+            key: p for key, p in parameters.items() if self._owners.is_own(p)
         }
         self._average = {key: value.detach().clone() for key, value in self._live.items()}
         # The tensors stay the same objects, so their lists are built once.
@@ -47,23 +62,49 @@ class RunningAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Swap the averaged parameters into the model for the length of the context."""
-        self._exchange()
+        """Swap the averaged parameters into the model for the length of the context.
+
+        After an error, a process does not wait for the others: parameters whose average they keep
+        then stay averaged.
+        """
+        self._swap()
+        self._owners.exchange()
         try:
             yield
         finally:
-            self._exchange()
+            self._swap()
+        self._owners.exchange()
 
     @torch.no_grad()
-    def _exchange(self) -> None:
+    def _swap(self) -> None:
         for key, value in self._live.items():
             own = value.detach().clone()
             value.copy_(self._average[key])
             self._average[key].copy_(own)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Averages, and the model's buffers, under the names of the model's own state."""
-        return {name: self._average.get(id(value), value) for name, value in self._names.items()}
+    def state_dict(self) -> dict[str, Tensor] | None:
+        """Averages, buffers and frozen parameters under the names of the model's own state.
+
+        Of several processes that keep them, the first gets them on the CPU, and the others None.
+        """
+        if self._owners.world_size == 1:
+            return {
+                name: self._average.get(id(value), value) for name, value in self._names.items()
+            }
+        numbers = {id(value): number for number, value in enumerate(self._owners.tensors)}
+        whole = self._owners.gather(
+            {numbers[key]: {"average": value} for key, value in self._average.items()}
+        )
+        if whole is None:
+            return None
+        return {
+            name: whole[numbers[id(value)]]["average"] if id(value) in numbers else value
+            for name, value in self._names.items()
+        }
+
+    def tensors(self) -> list[Tensor]:
+        """The averages that this process keeps, one for each parameter."""
+        return list(self._average.values())
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor], updates: int) -> None:

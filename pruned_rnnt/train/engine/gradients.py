@@ -6,11 +6,15 @@ each bucket exactly once per step and in the same order, even if its passes fail
 the buckets that the passes did not reach, and flags summed along with the gradients give all
 processes the same decision about the step. A parameter may therefore lack a gradient in some steps
 or on some processes.
+
+With an optimiser that is divided, only the owner of a parameter gets the sum of its gradients, and
+the other processes release theirs as soon as they are sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +22,11 @@ import torch
 from torch import Tensor, distributed, nn
 
 from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.optim.owners import Owners
 
 _BUCKET_BYTES = 25 * 2**20
+# Vectors on their way to their owners at a time: each is released when it has arrived.
+_MOST_ON_THE_WAY = 4
 
 
 class LocalGradients:
@@ -40,19 +47,38 @@ class LocalGradients:
         """End the passes of a step; returns the flags summed over processes."""
         return flags_K
 
+    def norm(self) -> Tensor:
+        """(), the norm of all gradients, after `finish`."""
+        return nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
+
+    def kept_bytes(self) -> int:
+        """Bytes of the gradients that this process keeps for the update."""
+        return _bytes(self.parameters)
+
 
 @dataclass
 class _Bucket:
-    """Neighbouring parameters, and one vector with a view for the gradient of each."""
+    """Neighbouring parameters, and one vector with a view for the gradient of each.
 
-    flat: Tensor
+    flat, views: None and empty if another process gets the sums: each `fill` makes a new vector.
+    owner: the process that gets the sums; None for all.
+    """
+
+    flat: Tensor | None
     parameters: list[nn.Parameter]
     views: list[Tensor]
+    owner: int | None = None
     missing: int = 0
 
-    def fill(self) -> None:
-        """Copy the gradients into the vector with one launch for all."""
-        pairs = list(zip(self.parameters, self.views, strict=True))
+    @classmethod
+    def new(cls, parameters: list[nn.Parameter], owner: int | None, *, kept: bool) -> _Bucket:
+        flat = _flat(parameters) if kept else None
+        return cls(flat, parameters, _views(flat, parameters) if flat is not None else [], owner)
+
+    def fill(self) -> Tensor:
+        """Copy the gradients into the vector with one launch for all, and return it."""
+        flat = _flat(self.parameters) if self.flat is None else self.flat
+        pairs = list(zip(self.parameters, self.views or _views(flat, self.parameters), strict=True))
         # view_as gives a gradient the strides of its view, also along axes of length 1: if the
         # strides of one differ, torch copies each gradient by itself.
         present = [
@@ -61,12 +87,22 @@ class _Bucket:
             if parameter.grad is not None
         ]
         if len(present) < len(pairs):
-            self.flat.zero_()
+            flat.zero_()
         if present:
             views, gradients = zip(*present, strict=True)
             torch._foreach_copy_(views, gradients)
         for parameter, view in pairs:
-            parameter.grad = view
+            parameter.grad = None if self.flat is None else view
+        return flat
+
+
+def _flat(parameters: Sequence[Tensor]) -> Tensor:
+    return parameters[0].detach().new_zeros(sum(p.numel() for p in parameters))
+
+
+def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    parts = flat.split([p.numel() for p in parameters])
+    return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
 
 
 class SummedGradients(LocalGradients):
@@ -78,6 +114,8 @@ class SummedGradients(LocalGradients):
 
     Args:
         group: the processes; default: all.
+        owners: the process of each parameter, which alone gets the sum of its gradients; the others
+            have no gradient of it after `finish`. None gives all of them all sums.
     """
 
     def __init__(
@@ -85,26 +123,34 @@ class SummedGradients(LocalGradients):
         parameters: Sequence[nn.Parameter],
         bucket_bytes: int = _BUCKET_BYTES,
         group: distributed.ProcessGroup | None = None,
+        owners: Owners | None = None,
     ) -> None:
         super().__init__(parameters)
         self._group = group
+        self._owners = owners
         self._buckets: list[_Bucket] = []
-        self._works: list[Any] = []
+        self._sent = 0
+        self._works: deque[Any] = deque()
         self._is_last_pass = False
-        members: list[nn.Parameter] = []
+        if owners is not None:
+            places = [place for place, p in enumerate(parameters) if owners.is_own(p)]
+            self._own_places = torch.tensor(places, device=parameters[0].device)
+        # The vectors that are not full yet, one for each owner.
+        filling: dict[int | None, list[nn.Parameter]] = {}
         for parameter in reversed(parameters):
-            size = sum(p.numel() * p.element_size() for p in (*members, parameter))
-            if members and (size > bucket_bytes or members[0].dtype != parameter.dtype):
-                self._add_bucket(members)
-                members = []
+            owner = owners.rank_of(parameter) if owners is not None else None
+            members = filling.setdefault(owner, [])
+            is_full = _bytes([*members, parameter]) > bucket_bytes
+            if members and (is_full or members[0].dtype != parameter.dtype):
+                self._add_bucket(members, owner)
+                members = filling[owner] = []
             members.append(parameter)
-        self._add_bucket(members)
+        for owner, members in filling.items():
+            self._add_bucket(members, owner)
 
-    def _add_bucket(self, parameters: Sequence[nn.Parameter]) -> None:
-        flat = parameters[0].detach().new_zeros(sum(p.numel() for p in parameters))
-        parts = flat.split([p.numel() for p in parameters])
-        views = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
-        bucket = _Bucket(flat, list(parameters), views)
+    def _add_bucket(self, parameters: list[nn.Parameter], owner: int | None) -> None:
+        kept = self._owners is None or owner == self._owners.rank
+        bucket = _Bucket.new(parameters, owner, kept=kept)
         self._buckets.append(bucket)
 
         def count(parameter: Tensor) -> None:
@@ -118,6 +164,7 @@ class SummedGradients(LocalGradients):
 
     def start(self) -> None:
         super().start()
+        self._sent = 0
         self._works.clear()
         self._is_last_pass = False
         for bucket in self._buckets:
@@ -129,23 +176,54 @@ class SummedGradients(LocalGradients):
     def finish(self, flags_K: Tensor) -> Tensor:
         self._is_last_pass = False
         self._send(only_complete=False)
-        self._works.append(distributed.all_reduce(flags_K, group=self._group, async_op=True))
-        for work in self._works:
-            work.wait()
-        return flags_K
+        if self._owners is None:
+            self._works.append(distributed.all_reduce(flags_K, group=self._group, async_op=True))
+        while self._works:
+            self._works.popleft().wait()
+        if self._owners is None:
+            return flags_K
+        # Norms of the parameters of other processes are 0 here, so that the total is that of a
+        # process that has all gradients, bit for bit.
+        norms_P = torch.zeros(len(self.parameters), device=flags_K.device)
+        own = [p.grad for p in self.parameters if p.grad is not None]
+        norms_P[self._own_places] = torch.stack(torch._foreach_norm(own)).to(norms_P.dtype)
+        sums_K = torch.cat([flags_K, norms_P])
+        distributed.all_reduce(sums_K, group=self._group)
+        self._norm = torch.linalg.vector_norm(sums_K[len(flags_K) :])
+        return sums_K[: len(flags_K)]
+
+    def norm(self) -> Tensor:
+        return super().norm() if self._owners is None else self._norm
+
+    def kept_bytes(self) -> int:
+        return sum(_bytes([b.flat]) for b in self._buckets if b.flat is not None)
 
     def _send(self, *, only_complete: bool) -> None:
         """Send the next buckets in order, up to the first incomplete one if `only_complete`."""
-        while len(self._works) < len(self._buckets):
-            bucket = self._buckets[len(self._works)]
+        while self._sent < len(self._buckets):
+            bucket = self._buckets[self._sent]
             if only_complete and bucket.missing > 0:
                 return
-            bucket.fill()
-            self._works.append(
-                distributed.all_reduce(bucket.flat, group=self._group, async_op=True)
-            )
+            flat = bucket.fill()
+            if bucket.owner is None:
+                work = distributed.all_reduce(flat, group=self._group, async_op=True)
+            else:
+                work = distributed.reduce(flat, bucket.owner, group=self._group, async_op=True)
+            self._sent += 1
+            self._works.append(work)
+            # A work holds its vector.
+            while self._owners is not None and len(self._works) > _MOST_ON_THE_WAY:
+                self._works.popleft().wait()
 
 
-def gradients_of(parameters: Sequence[nn.Parameter], ranks: Ranks) -> LocalGradients:
-    """An object that sums the gradients of `parameters` over `ranks`."""
-    return SummedGradients(parameters) if ranks.world_size > 1 else LocalGradients(parameters)
+def gradients_of(
+    parameters: Sequence[nn.Parameter], ranks: Ranks, owners: Owners | None = None
+) -> LocalGradients:
+    """An object that sums the gradients of `parameters` over `ranks`, for all or for `owners`."""
+    if ranks.world_size == 1:
+        return LocalGradients(parameters)
+    return SummedGradients(parameters, owners=owners)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

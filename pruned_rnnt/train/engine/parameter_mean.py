@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.optim.owners import Owners
+
 
 class ParameterMean:
     """The mean of all parameters that were added, in float64.
@@ -19,11 +22,17 @@ class ParameterMean:
     Args:
         model: whose parameters are averaged; frozen ones have their one value.
         since: number of steps done before the first parameters are added.
+        ranks: processes with the same model, each of which keeps the mean of some parameters; in
+            all of them `state_dict` must then be called. Default: this one keeps all.
     """
 
-    def __init__(self, model: nn.Module, since: int = 0) -> None:
+    def __init__(self, model: nn.Module, since: int = 0, ranks: Ranks | None = None) -> None:
         # A parameter with two names is averaged once.
-        self._live = {name: value.detach() for name, value in model.named_parameters()}
+        named = dict(model.named_parameters())
+        ranks = ranks or Ranks()
+        self._owners = Owners(list(named.values()), ranks.rank, ranks.world_size)
+        self._names = list(named)
+        self._live = {n: value.detach() for n, value in named.items() if self._owners.is_own(value)}
         self._mean = {name: value.double() for name, value in self._live.items()}
         self.since = since
         self.count = 0
@@ -36,9 +45,25 @@ class ParameterMean:
             mean = self._mean[name]
             mean.add_(value.double().sub_(mean), alpha=1 / self.count)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Values for a checkpoint."""
-        return {"parameters": dict(self._mean), "count": self.count, "since": self.since}
+    def state_dict(self) -> dict[str, Any] | None:
+        """Values for a checkpoint, in the first process; the others get None."""
+        parameters: dict[str, Tensor] | None = dict(self._mean)
+        if self._owners.world_size > 1:
+            whole = self._owners.gather(
+                {
+                    number: {"mean": self._mean[name]}
+                    for number, name in enumerate(self._names)
+                    if name in self._mean
+                }
+            )
+            if whole is None:
+                return None
+            parameters = {self._names[number]: each["mean"] for number, each in whole.items()}
+        return {"parameters": parameters, "count": self.count, "since": self.since}
+
+    def tensors(self) -> list[Tensor]:
+        """The means that this process keeps, one for each parameter."""
+        return list(self._mean.values())
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -101,7 +101,7 @@ class Counters:
 class TrainingState:
     """References to all objects with a state.
 
-    average, mean: None when switched off; only the first process has a mean.
+    average, mean: None when switched off; only the first process has a mean, unless it is divided.
     """
 
     config: RunConfig
@@ -135,19 +135,21 @@ class TrainingState:
             {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
         )
         tasks = self.ranks.gather(self.task.state_dict())
+        # What several processes keep is gathered in the first one.
         optimiser = whole_state(self.optimiser, is_first=self.ranks.is_first)
+        average = self.average.state_dict() if self.average is not None else None
+        mean = self.mean.state_dict() if self.mean is not None else None
         if not self.ranks.is_first:
             return None
-        average = self.average
         path = folder.save(
             self.counters.step,
             {
                 "config": to_dict(self.config),
                 **self.task.checkpoint_values(),
                 "model": self.task.model.state_dict(),
-                "average": average.state_dict() if average is not None else None,
-                "average_updates": average.updates if average is not None else 0,
-                "mean": self.mean.state_dict() if self.mean is not None else None,
+                "average": average,
+                "average_updates": self.average.updates if self.average is not None else 0,
+                "mean": mean,
                 "optimiser": optimiser,
                 "scaler": self.scaler.state_dict(),
                 "sampler": self.loader.state_dict(self.counters.batch),

@@ -43,6 +43,7 @@ from pruned_rnnt.train.engine.report import (
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
+from pruned_rnnt.train.optim.sharded import ShardedOptimiser
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # If gradients overflow float16 at a smaller loss scale, the values themselves are broken.
@@ -115,7 +116,8 @@ class Stepper:
         self.dtype = _DTYPES.get(config.precision)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
-        self.gradients = gradients_of(self.parameters, ranks)
+        owners = optimiser.owners if isinstance(optimiser, ShardedOptimiser) else None
+        self.gradients = gradients_of(self.parameters, ranks, owners)
         self._copies = BatchCopies(self.device)
         self.reads_late = self.device.type == "cuda" and isinstance(optimiser, ConditionalOptimiser)
         self._last: Step | None = None
@@ -168,7 +170,7 @@ class Stepper:
         if has_gradients:
             scale = self.scaler.scale(torch.ones(1, device=self.device))
             self.scaler.unscale_(self.optimiser)
-            norm = nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
+            norm = self.gradients.norm()
             if self.clip_norm > 0:
                 nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
             known = [norm.reshape(1), scale, flags_K]

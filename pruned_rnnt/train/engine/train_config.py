@@ -38,9 +38,9 @@ class TrainConfig:
     cuda_graphs: `auto` launches the encoder's passes as CUDA graphs, which frees the GPU from
         waiting for the host; a graph is captured when a batch has a new shape. `off` launches each
         kernel by itself.
-    shard: `optimiser` divides the optimiser's moments among the processes, each of which updates
-        its part of the parameters and sends it to the others: less memory, and more to send.
-        `none` keeps all moments in every process. Results and checkpoints are the same.
+    shard: `optimiser` divides the optimiser among the processes: each has the moments, summed
+        gradients and averages of a part of the parameters, which it updates and sends to the
+        others. `none` keeps all of them in every process. Results and checkpoints are the same.
     average_decay: decay of the running average of parameters; 0 switches it off.
     mean_every: steps between the parameters that a plain mean in float64 is made of, from which
         `pruned-rnnt average` takes that of any epochs between two checkpoints, as icefall's

@@ -31,12 +31,13 @@ from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.run_files import add_version
 from pruned_rnnt.train.engine.state import TrainingState
+from pruned_rnnt.train.engine.state_memory import StateMemory, state_memory
 from pruned_rnnt.train.engine.step import Step, Stepper
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_config import pick_device
 from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.optim.schedule import learning_rate_scale
-from pruned_rnnt.train.optim.sharded import ShardedOptimiser, build_sharded_optimiser
+from pruned_rnnt.train.optim.sharded import build_sharded_optimiser
 
 logger = logging.getLogger(__name__)
 
@@ -103,10 +104,11 @@ class Trainer:
             ranks=self.ranks,
         )
         decay = config.train.average_decay
-        self.average = RunningAverage(self.model, decay) if decay > 0 else None
+        sharers = self.ranks if config.train.shard == "optimiser" else Ranks()
+        self.average = RunningAverage(self.model, decay, sharers) if decay > 0 else None
         # All processes have the same parameters.
-        keeps_mean = config.train.mean_every > 0 and self.ranks.is_first
-        self.mean = ParameterMean(self.model) if keeps_mean else None
+        keeps_mean = config.train.mean_every > 0 and (self.ranks.is_first or sharers is self.ranks)
+        self.mean = ParameterMean(self.model, ranks=sharers) if keeps_mean else None
         self.state = TrainingState(
             config,
             self.task,
@@ -133,6 +135,11 @@ class Trainer:
             return build_optimiser(self.model, config, groups)
         ranks = self.ranks
         return build_sharded_optimiser(self.model, config, groups, ranks.rank, ranks.world_size)
+
+    def memory(self) -> StateMemory:
+        """The memory that this process keeps from step to step."""
+        averages = (self.average, self.mean)
+        return state_memory(self.model, self.stepper.gradients, self.optimiser, averages)
 
     def run(self) -> Outcome:
         """Train until `train.steps`, or until validations no longer improve for as long as
@@ -327,8 +334,8 @@ class Trainer:
         self.state.save(self.checkpoints, score=score)
 
     def _show(self) -> None:
-        if self.ranks.is_first:
-            with self._averaged():
+        with self._averaged():
+            if self.ranks.is_first:
                 self.task.show(self.state.counters.step, self.log)
 
     @contextmanager
@@ -374,7 +381,6 @@ class Trainer:
         )
         device = self.stepper.device
         logger.info("kernels of the losses on %s: %s", device.type, backend_summary(device.type))
-        if isinstance(self.optimiser, ShardedOptimiser):
-            logger.info("optimiser: %.1f MiB here", self.optimiser.state_bytes() / 2**20)
+        logger.info("memory of this process: %s", self.memory())
         for note in self.task.notes():
             logger.info(note)

@@ -24,6 +24,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, peak, release_memory, reset_peak
 from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import seed_everything
+from pruned_rnnt.train.engine.state_memory import StateMemory, divided_memory, state_memory
 from pruned_rnnt.train.engine.step import Stepper
 from pruned_rnnt.train.engine.train_config import pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -125,6 +126,13 @@ class DryRun:
         self.average = RunningAverage(self.task.model, decay) if decay > 0 else None
         self.mean = ParameterMean(self.task.model) if config.train.mean_every > 0 else None
         self.task.model.train()
+
+    def memory(self, processes: int = 1) -> StateMemory:
+        """What a process keeps from step to step; of several with train.shard, the largest one."""
+        averages, optimiser = (self.average, self.mean), self.stepper.optimiser
+        if self.config.train.shard == "none":
+            return state_memory(self.task.model, self.stepper.gradients, optimiser, averages)
+        return divided_memory(self.task.model, optimiser, averages, processes)
 
     def scan(self, max_duration: float, limit: int) -> Scan:
         """The largest of the first `limit` batches of a sampler with this bound."""

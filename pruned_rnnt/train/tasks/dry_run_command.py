@@ -161,6 +161,9 @@ def _estimate(options: argparse.Namespace, config: ExperimentConfig, console: Co
         highlight=False,
         soft_wrap=True,
     )
+    for processes, memory in found.memory.items():
+        who = "each process" if config.train.shard == "none" else f"processes: {processes}, each"
+        console.print(f"{who} keeps {memory}", highlight=False, soft_wrap=True)
     if config.train.early_stopping_patience > 0:
         console.print("early stopping may end the training before")
     _name_failed(found.failed, console)

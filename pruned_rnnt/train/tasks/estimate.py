@@ -22,12 +22,15 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups
 from pruned_rnnt.train.engine.memory import peak, reset_peak
 from pruned_rnnt.train.engine.state import TrainingState
+from pruned_rnnt.train.engine.state_memory import StateMemory
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.dry_run import DryRun, Scan, Trial
 
 # Steps that are not measured: kernels are compiled and most CUDA graphs captured in them.
 _WARM_UP = {"cpu": 2, "cuda": 30}
 _FEWEST_STEPS = 4
+# Processes for which the memory is told.
+_DIVIDED_AMONG = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +64,15 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A prediction. failed: the trials of batches that cannot be trained on."""
+    """A prediction.
+
+    memory: what a process keeps from step to step, by the number of processes; without train.shard
+        for one process, as any number of them keep the same.
+    failed: the trials of batches that cannot be trained on.
+    """
 
     measured: Measured
+    memory: dict[int, StateMemory]
     counts: Counts
     scan: Scan
     failed: tuple[Trial, ...]
@@ -103,11 +112,20 @@ def estimate(config: ExperimentConfig, *, scan_batches: int, seconds: float) -> 
             measured=dataclasses.replace(
                 measured, peak=highest, start_seconds=measured.start_seconds + built
             ),
+            memory={n: trials.memory(n) for n in _processes(trials)},
             counts=counts,
             scan=scan,
             # With float16 the first loss scale may be too large, which is not an error.
             failed=tuple(t for t in tried if t.problem and "float16" not in t.problem),
         )
+
+
+def _processes(trials: DryRun) -> list[int]:
+    """Numbers of processes among which train.shard can divide the optimiser."""
+    if trials.config.train.shard == "none":
+        return [1]
+    trained = sum(p.requires_grad for p in trials.task.model.parameters())
+    return [n for n in _DIVIDED_AMONG if n <= trained]
 
 
 def count(config: ExperimentConfig, scan: Scan, utterances: int | None) -> Counts:

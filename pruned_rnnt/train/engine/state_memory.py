@@ -1,0 +1,103 @@
+"""Memory of the tensors that a training process keeps from step to step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.train.engine.average import RunningAverage
+from pruned_rnnt.train.engine.gradients import LocalGradients
+from pruned_rnnt.train.engine.parameter_mean import ParameterMean
+from pruned_rnnt.train.optim.owners import owners_of
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateMemory:
+    """Bytes of one process; activations and what the allocator wastes come on top.
+
+    parameters: of the model, with its buffers.
+    gradients: that the update reads.
+    optimiser: moments and what else the optimiser keeps for each parameter.
+    averages: running average and mean of the parameters.
+    """
+
+    parameters: int
+    gradients: int
+    optimiser: int
+    averages: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimiser + self.averages
+
+    def __str__(self) -> str:
+        parts = dataclasses.asdict(self)
+        return ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in parts.items())
+
+
+def state_memory(
+    model: nn.Module,
+    gradients: LocalGradients,
+    optimiser: torch.optim.Optimizer,
+    averages: Iterable[RunningAverage | ParameterMean | None],
+) -> StateMemory:
+    """The memory of this process."""
+    return StateMemory(
+        parameters=_bytes([*model.parameters(), *model.buffers()]),
+        gradients=gradients.kept_bytes(),
+        optimiser=sum(_optimiser_bytes(each) for each in optimiser.state.values()),
+        averages=sum(_bytes(each.tensors()) for each in averages if each is not None),
+    )
+
+
+def divided_memory(
+    model: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    averages: Iterable[RunningAverage | ParameterMean | None],
+    processes: int,
+) -> StateMemory:
+    """The memory of that of several processes which has most, with train.shard=optimiser.
+
+    Args:
+        optimiser, averages: those of one process that has all.
+    """
+    trained = [p for group in optimiser.param_groups for p in group["params"]]
+    owners = owners_of([p.numel() for p in trained], processes)
+    gradients = _shares([_bytes([p]) for p in trained], owners, processes)
+    moments = _shares([_optimiser_bytes(optimiser.state[p]) for p in trained], owners, processes)
+    kept = [0] * processes
+    for average in averages:
+        if average is not None:
+            of_average = owners_of([each.numel() for each in average.tensors()], processes)
+            sizes = [_bytes([each]) for each in average.tensors()]
+            shares = _shares(sizes, of_average, processes)
+            kept = [one + other for one, other in zip(kept, shares, strict=True)]
+    parameters = _bytes([*model.parameters(), *model.buffers()])
+    each_rank = [
+        StateMemory(parameters=parameters, gradients=own, optimiser=of_own, averages=averaged)
+        for own, of_own, averaged in zip(gradients, moments, kept, strict=True)
+    ]
+    return max(each_rank, key=lambda memory: memory.total)
+
+
+def _shares(sizes: Sequence[int], owners: Sequence[int], processes: int) -> list[int]:
+    """The sum of the sizes of each process."""
+    sums = [0] * processes
+    for size, owner in zip(sizes, owners, strict=True):
+        sums[owner] += size
+    return sums
+
+
+def _optimiser_bytes(state: dict[str, Any]) -> int:
+    return _bytes(value for value in state.values() if isinstance(value, Tensor))
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
