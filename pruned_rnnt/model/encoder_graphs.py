@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pruned_rnnt.model.captured_gradients import CapturedGradients
 from pruned_rnnt.model.captured_passes import (
     CapturedPasses,
     SharedBuffers,
@@ -57,6 +58,9 @@ class EncoderGraphs:
 
     Args:
         encoder: on a CUDA device, in training mode whenever this object is called.
+
+    Attributes:
+        gradients: the memory of the parameters' gradients.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -70,12 +74,8 @@ class EncoderGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: OrderedDict[Any, CapturedPasses] = OrderedDict()
         self._buffers = SharedBuffers(device)
-        sizes = [p.numel() for p in self._parameters]
-        self._flat_grad = torch.zeros(sum(sizes), device=device)
-        self._grads = [
-            part.view_as(p)
-            for part, p in zip(self._flat_grad.split(sizes), self._parameters, strict=True)
-        ]
+        self._device = device
+        self.gradients = CapturedGradients(self._parameters)
         self._anchor = torch.zeros((), device=device, requires_grad=True)
         self._output_dtype: torch.dtype | None = None
         self._failed = False
@@ -133,14 +133,6 @@ class EncoderGraphs:
         self.clear()
         logger.warning("the encoder runs without CUDA graphs from here on: %s", reason)
 
-    def start_backward(self) -> None:
-        """Make the shared gradient buffers the gradients of the parameters."""
-        if self._parameters[0].grad is self._grads[0]:
-            return
-        self._flat_grad.zero_()
-        for parameter, grad in zip(self._parameters, self._grads, strict=True):
-            parameter.grad = grad
-
     def _capture(self, key: Any, choices: dict[str, Any]) -> CapturedPasses | None:
         """The graphs of a shape; None if they cannot be captured, which is logged once."""
         started = time.monotonic()
@@ -183,7 +175,7 @@ class EncoderGraphs:
         if self._output_dtype is None:
             self._warm_up(frames, bins, choices)
         assert self._output_dtype is not None
-        device = self._flat_grad.device
+        device = self._device
         features_NTF = self._buffers.part("features", shape, torch.float32)
         # Small and different for each graph, because a copy to it may still be under way.
         lengths_N = torch.full((batch,), frames, dtype=torch.int64, device=device)
@@ -198,7 +190,7 @@ class EncoderGraphs:
                 encoded_NTE.copy_(result_NTE.detach())
             program = self._recorder.program
             with capturing(backward, self._pool, self._stream):
-                self._add_gradients(result_NTE, grad_NTE)
+                self.gradients.add(result_NTE, grad_NTE)
         return CapturedPasses(
             forward=forward,
             backward=backward,
@@ -213,19 +205,19 @@ class EncoderGraphs:
         """Passes over zeros for what cannot be captured: libraries load, kernels compile."""
         from pruned_rnnt.model.kernels.available import use_kernels
 
-        if not use_kernels(self._flat_grad):
+        if not use_kernels(self._parameters[0]):
             self._pass_over_zeros(_WARM_UP_FRAMES, bins, choices)
             return
         from pruned_rnnt.model.kernels.variants import compiled_together, counts
 
-        with compiled_together(self._flat_grad.device):
+        with compiled_together(self._device):
             self._pass_over_zeros(frames, bins, choices)
             if counts.compiled:
                 # A first start; the kernels over rows of longer batches have other block sizes.
                 self._pass_over_zeros(2 * frames, bins, choices)
 
     def _pass_over_zeros(self, frames: int, bins: int, choices: dict[str, Any]) -> None:
-        device = self._flat_grad.device
+        device = self._device
         self._stream.wait_stream(torch.cuda.current_stream())
         with (
             torch.random.fork_rng(devices=[device]),
@@ -235,7 +227,7 @@ class EncoderGraphs:
             features_NTF = torch.zeros((2, frames, bins), device=device)
             lengths_N = torch.full((2,), frames, dtype=torch.int64, device=device)
             encoded_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
-            self._add_gradients(encoded_NTE, torch.zeros_like(encoded_NTE))
+            self.gradients.add(encoded_NTE, torch.zeros_like(encoded_NTE))
             self._output_dtype = encoded_NTE.dtype
         torch.cuda.current_stream().wait_stream(self._stream)
 
@@ -257,17 +249,6 @@ class EncoderGraphs:
             if self._clock is not None:
                 self._clock.recorder = None
 
-    def _add_gradients(self, encoded_NTE: Tensor, grad_NTE: Tensor) -> None:
-        found = torch.autograd.grad(encoded_NTE, self._parameters, grad_NTE, allow_unused=True)
-        # torch adds all in one launch only if each gradient has the strides of its total.
-        pairs = [
-            (total, grad.contiguous().view_as(total))
-            for total, grad in zip(self._grads, found, strict=True)
-            if grad is not None
-        ]
-        totals, grads = zip(*pairs, strict=True)
-        torch._foreach_add_(totals, grads)
-
 
 class _Replay(torch.autograd.Function):
     """Replays the graphs of a shape; `anchor` makes autograd call the backward pass."""
@@ -287,8 +268,9 @@ class _Replay(torch.autograd.Function):
         batch = grad_NTE.size(0)
         captured.grad_NTE[:batch].copy_(grad_NTE)
         captured.grad_NTE[batch:].zero_()
-        ctx.graphs.start_backward()
+        ctx.graphs.gradients.start_backward()
         captured.backward.replay()
+        ctx.graphs.gradients.tell_replay()
         return None, None, None, None
 
 

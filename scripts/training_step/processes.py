@@ -98,8 +98,12 @@ def _exchange_by_itself(session: Session, ranks: Ranks) -> None:
     """Let the gradients of `session` take the way to other processes in a group of one process."""
     groups = [distributed.new_group([rank], backend="nccl") for rank in range(ranks.world_size)]
     stepper = session.stepper.wrapped
-    parameters = stepper.gradients.parameters
-    stepper.gradients = SummedGradients(parameters, group=groups[ranks.rank])
+    graphs = session.trainer.task.model.encoder_graphs
+    stepper.gradients = SummedGradients(
+        stepper.gradients.parameters,
+        group=groups[ranks.rank],
+        captured=None if graphs is None else graphs.gradients,
+    )
 
 
 def _seconds(ranks: Ranks, session: Session, *, everyone: bool) -> float:

@@ -68,7 +68,7 @@ def run_recursion(
     """
     tdt, total = recursion.tdt, px.new_empty(rows.logit_lengths.shape)
     if tdt is None or recursion.ignores_durations:
-        gx, gy = occupancies or px.new_empty((2, *px.shape)).unbind(0)
+        gx, gy = px.new_empty((2, *px.shape)).unbind(0) if occupancies is None else occupancies
         utterances = total.shape[0]
         frames = utterances * rows.frames
         if rows.row_splits is not None:
@@ -84,9 +84,8 @@ def run_recursion(
             return LatticeSums(total, gx, gy)
         return TdtSums(total, gx, gy, gx, torch.zeros_like(duration_logits))
     assert duration_logits is not None
-    if occupancies is None:
-        occupancies = px.new_empty((2, *px.shape)).unbind(0)
-    (gx, gy), stay = occupancies, torch.empty_like(px)
+    gx, gy = px.new_empty((2, *px.shape)).unbind(0) if occupancies is None else occupancies
+    stay = torch.empty_like(px)
     # Packed rows that no utterance reaches, where lengths were not read, are not written.
     like = torch.empty_like if rows.row_splits is None else torch.zeros_like
     gd, by_row = like(duration_logits), (-1, len(tdt.durations))

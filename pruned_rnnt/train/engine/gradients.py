@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from pruned_rnnt.model.captured_gradients import CapturedGradients
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.optim.owners import Owners
 
@@ -62,13 +63,18 @@ class _Bucket:
 
     flat, views: None and empty if another process gets the sums: each `fill` makes a new vector.
     owner: the process that gets the sums; None for all.
+    complete: of a vector that a captured backward pass fills, recorded when it is complete.
+    missing: parameters whose gradients the last pass has not completed.
+    in_graph: a graph that is launched completes them.
     """
 
     flat: Tensor | None
     parameters: list[nn.Parameter]
     views: list[Tensor]
     owner: int | None = None
+    complete: torch.cuda.Event | None = None
     missing: int = 0
+    in_graph: bool = False
 
     @classmethod
     def new(cls, parameters: list[nn.Parameter], owner: int | None, *, kept: bool) -> _Bucket:
@@ -81,15 +87,16 @@ class _Bucket:
         pairs = list(zip(self.parameters, self.views or _views(flat, self.parameters), strict=True))
         # view_as gives a gradient the strides of its view, also along axes of length 1: if the
         # strides of one differ, torch copies each gradient by itself.
-        present = [
+        elsewhere = [
             (view, parameter.grad.view_as(view))
             for parameter, view in pairs
-            if parameter.grad is not None
+            if parameter.grad is not None and parameter.grad is not view
         ]
-        if len(present) < len(pairs):
-            flat.zero_()
-        if present:
-            views, gradients = zip(*present, strict=True)
+        absent = [view for parameter, view in pairs if parameter.grad is None]
+        if absent:
+            torch._foreach_zero_(absent)
+        if elsewhere:
+            views, gradients = zip(*elsewhere, strict=True)
             torch._foreach_copy_(views, gradients)
         for parameter, view in pairs:
             parameter.grad = None if self.flat is None else view
@@ -112,10 +119,15 @@ class SummedGradients(LocalGradients):
     sent as soon as its last gradient is complete and the vectors before it are sent: later layers
     first, while backward computes earlier ones. A missing gradient counts as zero.
 
+    Those of a captured backward pass are sent from where the graph writes them. They are launched
+    after the graph, on a stream that waits for a point in the middle of it.
+
     Args:
         group: the processes; default: all.
         owners: the process of each parameter, which alone gets the sum of its gradients; the others
             have no gradient of it after `finish`. None gives all of them all sums.
+        captured: the gradients that captured backward passes write. With owners, they are copied
+            after the passes, as others are.
     """
 
     def __init__(
@@ -124,6 +136,7 @@ class SummedGradients(LocalGradients):
         bucket_bytes: int = _BUCKET_BYTES,
         group: distributed.ProcessGroup | None = None,
         owners: Owners | None = None,
+        captured: CapturedGradients | None = None,
     ) -> None:
         super().__init__(parameters)
         self._group = group
@@ -137,29 +150,47 @@ class SummedGradients(LocalGradients):
             self._own_places = torch.tensor(places, device=parameters[0].device)
         # The vectors that are not full yet, one for each owner.
         filling: dict[int | None, list[nn.Parameter]] = {}
+        parts = captured.parts if captured is not None and owners is None else []
+        by_graphs = {id(parameter) for part in parts for parameter in part.parameters}
         for parameter in reversed(parameters):
+            if id(parameter) in by_graphs:
+                continue
             owner = owners.rank_of(parameter) if owners is not None else None
             members = filling.setdefault(owner, [])
             is_full = _bytes([*members, parameter]) > bucket_bytes
             if members and (is_full or members[0].dtype != parameter.dtype):
-                self._add_bucket(members, owner)
+                self._add_bucket(_Bucket.new(members, owner, kept=self._keeps(owner)))
                 members = filling[owner] = []
             members.append(parameter)
         for owner, members in filling.items():
-            self._add_bucket(members, owner)
+            if members:
+                self._add_bucket(_Bucket.new(members, owner, kept=self._keeps(owner)))
+        # Last, because the graph is the last that a backward pass launches.
+        for part in parts:
+            views, complete = part.views, part.complete
+            self._add_bucket(_Bucket(part.flat, part.parameters, views, complete=complete))
+        if captured is not None and parts:
+            captured.on_replay = self._send_replayed
+            self._side = torch.cuda.Stream(parts[0].flat.device)
 
-    def _add_bucket(self, parameters: list[nn.Parameter], owner: int | None) -> None:
-        kept = self._owners is None or owner == self._owners.rank
-        bucket = _Bucket.new(parameters, owner, kept=kept)
+    def _keeps(self, owner: int | None) -> bool:
+        return self._owners is None or owner == self._owners.rank
+
+    def _add_bucket(self, bucket: _Bucket) -> None:
         self._buckets.append(bucket)
 
         def count(parameter: Tensor) -> None:
             if self._is_last_pass:
+                if bucket.in_graph:
+                    raise RuntimeError(
+                        "a parameter of the encoder has a gradient outside of the encoder, which "
+                        "may be sent without it; set train.cuda_graphs=off"
+                    )
                 bucket.missing -= 1
                 if bucket.missing == 0:
                     self._send(only_complete=True)
 
-        for parameter in parameters:
+        for parameter in bucket.parameters:
             parameter.register_post_accumulate_grad_hook(count)
 
     def start(self) -> None:
@@ -169,6 +200,7 @@ class SummedGradients(LocalGradients):
         self._is_last_pass = False
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
+            bucket.in_graph = False
 
     def expect_last_pass(self) -> None:
         self._is_last_pass = True
@@ -204,25 +236,43 @@ class SummedGradients(LocalGradients):
             bucket = self._buckets[self._sent]
             if only_complete and bucket.missing > 0:
                 return
-            flat = bucket.fill()
-            if bucket.owner is None:
-                work = distributed.all_reduce(flat, group=self._group, async_op=True)
-            else:
-                work = distributed.reduce(flat, bucket.owner, group=self._group, async_op=True)
+            self._works.append(self._sending(bucket))
             self._sent += 1
-            self._works.append(work)
             # A work holds its vector.
             while self._owners is not None and len(self._works) > _MOST_ON_THE_WAY:
                 self._works.popleft().wait()
 
+    def _sending(self, bucket: _Bucket) -> Any:
+        """The work that sends a bucket."""
+        if bucket.complete is not None and bucket.in_graph:
+            with torch.cuda.stream(self._side):
+                self._side.wait_event(bucket.complete)
+                return distributed.all_reduce(bucket.flat, group=self._group, async_op=True)
+        flat = bucket.fill()
+        if bucket.owner is None:
+            return distributed.all_reduce(flat, group=self._group, async_op=True)
+        return distributed.reduce(flat, bucket.owner, group=self._group, async_op=True)
+
+    def _send_replayed(self) -> None:
+        """Send what the graph that has just been launched completes."""
+        if not self._is_last_pass:
+            return
+        for bucket in self._buckets:
+            if bucket.complete is not None:
+                bucket.missing, bucket.in_graph = 0, True
+        self._send(only_complete=True)
+
 
 def gradients_of(
-    parameters: Sequence[nn.Parameter], ranks: Ranks, owners: Owners | None = None
+    parameters: Sequence[nn.Parameter],
+    ranks: Ranks,
+    owners: Owners | None = None,
+    captured: CapturedGradients | None = None,
 ) -> LocalGradients:
     """An object that sums the gradients of `parameters` over `ranks`, for all or for `owners`."""
     if ranks.world_size == 1:
         return LocalGradients(parameters)
-    return SummedGradients(parameters, owners=owners)
+    return SummedGradients(parameters, owners=owners, captured=captured)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

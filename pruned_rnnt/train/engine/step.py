@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.system.host_copy import HostCopy
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
@@ -117,7 +118,9 @@ class Stepper:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
         self.parameters = [p for p in task.model.parameters() if p.requires_grad]
         owners = optimiser.owners if isinstance(optimiser, ShardedOptimiser) else None
-        self.gradients = gradients_of(self.parameters, ranks, owners)
+        graphs = getattr(task.model, "encoder_graphs", None)
+        captured = graphs.gradients if isinstance(graphs, EncoderGraphs) else None
+        self.gradients = gradients_of(self.parameters, ranks, owners, captured)
         self._copies = BatchCopies(self.device)
         self.reads_late = self.device.type == "cuda" and isinstance(optimiser, ConditionalOptimiser)
         self._last: Step | None = None
