@@ -19,6 +19,23 @@ import torch
 from torch import Tensor, nn
 
 _PART_BYTES = 25 * 2**20
+# Elements: gradients begin at multiples of 128 bytes, so that kernels can load vectors of them.
+_ALIGNMENT = 32
+
+
+def new_flat(parameters: Sequence[Tensor]) -> Tensor:
+    """A vector of zeros for the gradients of parameters of one dtype, see `views_of`."""
+    return parameters[0].detach().new_zeros(sum(map(_room, parameters)))
+
+
+def views_of(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of each parameter in the vector, which is aligned."""
+    rooms = flat.split([_room(p) for p in parameters])
+    return [room[: p.numel()].view_as(p) for room, p in zip(rooms, parameters, strict=True)]
+
+
+def _room(parameter: Tensor) -> int:
+    return -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(eq=False)
@@ -73,7 +90,7 @@ class _Pending:
 
 
 class CapturedGradients:
-    """The gradients of an encoder whose passes are captured; float32.
+    """The gradients of an encoder whose passes are captured, of parameters of one dtype.
 
     Attributes:
         parts: in the order in which a backward pass completes them.
@@ -85,22 +102,20 @@ class CapturedGradients:
         self._parameters = parameters
         self.on_replay: Callable[[], None] | None = None
         self.parts: list[GradientPart] = []
-        self._flat = torch.zeros(sum(p.numel() for p in parameters), device=parameters[0].device)
+        self._flat = new_flat(parameters)
         end = 0
         members: list[nn.Parameter] = []
         for parameter in reversed(parameters):
             members.append(parameter)
-            count = sum(p.numel() for p in members)
+            count = sum(map(_room, members))
             if count * self._flat.element_size() >= part_bytes or parameter is parameters[0]:
                 self._add_part(self._flat[end : end + count], members)
                 members, end = [], end + count
 
     def _add_part(self, flat: Tensor, parameters: list[nn.Parameter]) -> None:
-        pieces = flat.split([p.numel() for p in parameters])
-        views = [piece.view_as(p) for piece, p in zip(pieces, parameters, strict=True)]
         # External: a node of a graph, for which streams outside of the graph can wait.
         complete = torch.cuda.Event(external=True)
-        self.parts.append(GradientPart(flat, parameters, views, complete))
+        self.parts.append(GradientPart(flat, parameters, views_of(flat, parameters), complete))
 
     def start_backward(self) -> None:
         """Make the parts the gradients of the parameters: zeros, unless they are it already."""

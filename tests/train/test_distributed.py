@@ -100,6 +100,37 @@ def test_two_processes_equal_one_with_the_doubled_batch(
     assert moved > 50 * TOLERANCE["atol"]
 
 
+def weights_and_overlap(
+    ranks: Ranks, config: ExperimentConfig, batches: list[list[Batch]], overlaps: bool
+) -> tuple[Tensor, list[bool]]:
+    """Parameters after a step on batches[rank], and whether graphs completed each vector that can
+    be sent while one runs."""
+    trainer = speech_trainer(config, ranks)
+    trainer.model.train()
+    graphs = trainer.model.encoder_graphs
+    if not overlaps:
+        graphs.gradients.on_replay = None
+    torch.manual_seed(0)
+    for step in range(3):
+        assert trainer.stepper(batches[ranks.rank], step).report().problem == ""
+    buckets = [x for x in trainer.stepper.gradients._buckets if x.complete is not None]
+    weights = torch.cat([p.detach().cpu().flatten() for p in trainer.model.parameters()])
+    return weights, [bucket.in_graph for bucket in buckets]
+
+
+@pytest.mark.gpu
+def test_exchange_beside_a_graph_equals_the_exchange_after_it(corpus: Path, tmp_path: Path) -> None:
+    config = experiment(corpus, tmp_path / "run", "train.device=cuda")
+    batches = ragged_batches(config)
+    groups = [batches[:2], batches[2:4]]
+    beside = run_ranks(2, weights_and_overlap, config, groups, True)
+    after = run_ranks(2, weights_and_overlap, config, groups, False)
+    assert [used for _, used in beside] == [[True], [True]]
+    assert [used for _, used in after] == [[False], [False]]
+    for weights, _ in (*beside, *after):
+        assert torch.equal(weights, beside[0][0])
+
+
 def with_failures(ranks: Ranks, config: ExperimentConfig, batches: list[Batch]) -> list[Any]:
     """Steps with failures on rank 1: (report, whether parameters moved, whether to stop) of each,
     and final parameters."""
@@ -194,12 +225,12 @@ def sums_of_partial_passes(ranks: Ranks, divided: bool) -> list[Any]:
 def test_gradients_of_passes_that_reach_different_parameters() -> None:
     sums = [[2.0, 2.0], [3.0, 3.0], [2.0, 2.0], [0.0, 0.0]]
     common = [[2.0, 1.0], [pytest.approx(math.sqrt(9 * (4 + 9 + 4)))]]
-    whole = [*sums, *common, [4 * 36]]
+    whole = [*sums, *common, [4 * 128]]  # each begins at a multiple of 128 bytes
     assert run_ranks(2, sums_of_partial_passes, False) == [whole, whole]
     # Of four parameters of one size, the processes have every other one.
     first, second = run_ranks(2, sums_of_partial_passes, True)
-    assert first == [sums[0], None, sums[2], None, *common, [2 * 36]]
-    assert second == [None, sums[1], None, sums[3], *common, [2 * 36]]
+    assert first == [sums[0], None, sums[2], None, *common, [2 * 128]]
+    assert second == [None, sums[1], None, sums[3], *common, [2 * 128]]
 
 
 def resume_error(ranks: Ranks, corpus: Path, tmp_path: Path) -> str:

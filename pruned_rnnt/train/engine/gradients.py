@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from pruned_rnnt.model.captured_gradients import CapturedGradients
+from pruned_rnnt.model.captured_gradients import CapturedGradients, new_flat, views_of
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.optim.owners import Owners
 
@@ -78,13 +78,15 @@ class _Bucket:
 
     @classmethod
     def new(cls, parameters: list[nn.Parameter], owner: int | None, *, kept: bool) -> _Bucket:
-        flat = _flat(parameters) if kept else None
-        return cls(flat, parameters, _views(flat, parameters) if flat is not None else [], owner)
+        flat = new_flat(parameters) if kept else None
+        return cls(flat, parameters, views_of(flat, parameters) if flat is not None else [], owner)
 
     def fill(self) -> Tensor:
         """Copy the gradients into the vector with one launch for all, and return it."""
-        flat = _flat(self.parameters) if self.flat is None else self.flat
-        pairs = list(zip(self.parameters, self.views or _views(flat, self.parameters), strict=True))
+        flat = new_flat(self.parameters) if self.flat is None else self.flat
+        pairs = list(
+            zip(self.parameters, self.views or views_of(flat, self.parameters), strict=True)
+        )
         # view_as gives a gradient the strides of its view, also along axes of length 1: if the
         # strides of one differ, torch copies each gradient by itself.
         elsewhere = [
@@ -96,20 +98,11 @@ class _Bucket:
         if absent:
             torch._foreach_zero_(absent)
         if elsewhere:
-            views, gradients = zip(*elsewhere, strict=True)
-            torch._foreach_copy_(views, gradients)
+            targets, gradients = zip(*elsewhere, strict=True)
+            torch._foreach_copy_(targets, gradients)
         for parameter, view in pairs:
             parameter.grad = None if self.flat is None else view
         return flat
-
-
-def _flat(parameters: Sequence[Tensor]) -> Tensor:
-    return parameters[0].detach().new_zeros(sum(p.numel() for p in parameters))
-
-
-def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    parts = flat.split([p.numel() for p in parameters])
-    return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
 
 
 class SummedGradients(LocalGradients):
