@@ -174,6 +174,13 @@ def export() -> str:
     return markdown(header, lines) + provenance(rows)
 
 
+def turns(table: str) -> str:
+    """A table of rows that were measured in turns; each has the columns by name."""
+    rows = [row for row in read_rows("turns") if row["table"] == table]
+    lines = [list(row["columns"].values()) for row in rows]
+    return markdown(list(rows[0]["columns"]), lines) + provenance(rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cuda_step": lambda: comparison("cuda", ["step"]),
     "cuda_exact_step": lambda: comparison("cuda", ["exact_step"]),
@@ -181,11 +188,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "cuda_losses": lambda: comparison("cuda", ["simple", "full"]),
     "cuda_parts": lambda: comparison("cuda", ["lattice", "bounds"]),
     "cuda_log_probs": lambda: comparison("cuda", ["log_probs"]),
+    "cuda_log_probs_in_turns": lambda: turns("log_probs"),
     "cuda_launches": launches,
     "cpu": lambda: comparison("cpu", ["step", "full", "simple"]),
     "cold_start": cold_start,
     "training_step": training_step,
     "training_processes": training_processes,
+    "exchange": lambda: turns("exchange"),
     "loader": loader,
     "decoding": decoding,
     "transcribe": transcribe,
