@@ -4,8 +4,9 @@
 
     transformers_loss.register()         # for all models, or: transformers_loss.use(model)
 
-torchaudio is not needed. The models hand logits to their losses, so that both are the exact ones.
-transformers is imported by `register` alone.
+torchaudio is not needed. Both losses are the exact ones, of the whole lattice. With
+`use(model, fused=True)` they do not store the joint's logits in training. transformers is imported
+by `register`, and by `use` with fused=True.
 
 Axes: N batch, T frames, U symbols, V vocabulary with blank, K durations.
 """
@@ -14,13 +15,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.compat.joint_inputs import JointInputs
 from pruned_rnnt.loss.checks import check_integers
 
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
@@ -31,7 +34,7 @@ _TDT_OPTIONS = (*_OPTIONS, "sigma", "omega")
 
 @named_as({"blank": "blank_token_id"})
 def rnnt_loss(
-    logits: Tensor,
+    logits: Tensor | JointInputs,
     targets: Tensor,
     logit_lengths: Tensor,
     target_lengths: Tensor,
@@ -45,7 +48,8 @@ def rnnt_loss(
     """`transformers.loss.loss_rnnt.rnnt_loss`.
 
     Args:
-        logits: (N, T, U + 1, V); float32, float64, float16 or bfloat16, used as they are.
+        logits: (N, T, U + 1, V); float32, float64, float16 or bfloat16, used as they are; or the
+            inputs of the joint in their place.
         targets: (N, U) integers; padding may have any values.
         logit_lengths, target_lengths: (N,) integers.
         blank_token_id: column of the blank.
@@ -63,24 +67,36 @@ def rnnt_loss(
         ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss`.
     """
     _check(reduction, target_lengths)
-    each = pruned_rnnt.rnnt_loss(
-        logits,
-        targets,
-        logit_lengths,
-        target_lengths,
-        blank=blank_token_id,
-        fastemit_lambda=fastemit_lambda,
-        clamp=clamp,
-        delay_penalty=delay_penalty,
-        reduction="none",
-    )
+    batch = (targets, logit_lengths, target_lengths)
+    options: dict[str, Any] = {
+        "blank": blank_token_id,
+        "fastemit_lambda": fastemit_lambda,
+        "clamp": clamp,
+        "delay_penalty": delay_penalty,
+        "reduction": "none",
+    }
+    if isinstance(logits, JointInputs):
+        each = pruned_rnnt.rnnt_loss_fused(
+            logits.am,
+            logits.lm,
+            logits.weight,
+            logits.bias,
+            targets,
+            None,
+            logit_lengths,
+            target_lengths,
+            activation=logits.activation,
+            **options,
+        )
+    else:
+        each = pruned_rnnt.rnnt_loss(logits, *batch, **options)
     return _reduced(each, target_lengths, reduction)
 
 
 @named_as({"blank": "blank_token_id", "logits": "token_logits"})
 def tdt_loss(
-    token_logits: Tensor,
-    duration_logits: Tensor,
+    token_logits: Tensor | JointInputs,
+    duration_logits: Tensor | JointInputs,
     targets: Tensor,
     logit_lengths: Tensor,
     target_lengths: Tensor,
@@ -97,7 +113,8 @@ def tdt_loss(
     """`transformers.loss.loss_tdt.tdt_loss`.
 
     Args:
-        token_logits: (N, T, U + 1, V); float32, float64, float16 or bfloat16, used as they are.
+        token_logits: (N, T, U + 1, V); float32, float64, float16 or bfloat16, used as they are; or
+            the inputs of the joint in their place, then also of duration_logits.
         duration_logits: (N, T, U + 1, K).
         durations: of the K columns.
         sigma, omega: as of `pruned_rnnt.rnnt_loss_tdt`; transformers has no omega.
@@ -110,21 +127,35 @@ def tdt_loss(
         ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss_tdt`.
     """
     _check(reduction, target_lengths)
-    each = pruned_rnnt.rnnt_loss_tdt(
-        token_logits,
-        duration_logits,
-        targets,
-        logit_lengths,
-        target_lengths,
-        durations=tuple(durations),
-        sigma=sigma,
-        omega=omega,
-        blank=blank_token_id,
-        fastemit_lambda=fastemit_lambda,
-        clamp=clamp,
-        delay_penalty=delay_penalty,
-        reduction="none",
-    )
+    batch = (targets, logit_lengths, target_lengths)
+    options: dict[str, Any] = {
+        "durations": tuple(durations),
+        "sigma": sigma,
+        "omega": omega,
+        "blank": blank_token_id,
+        "fastemit_lambda": fastemit_lambda,
+        "clamp": clamp,
+        "delay_penalty": delay_penalty,
+        "reduction": "none",
+    }
+    if isinstance(token_logits, JointInputs) and isinstance(duration_logits, JointInputs):
+        each = pruned_rnnt.rnnt_loss_tdt_fused(
+            token_logits.am,
+            token_logits.lm,
+            token_logits.weight,
+            token_logits.bias,
+            duration_logits.weight,
+            duration_logits.bias,
+            targets,
+            None,
+            logit_lengths,
+            target_lengths,
+            activation=token_logits.activation,
+            **options,
+        )
+    else:
+        logits = cast(Tensor, token_logits), cast(Tensor, duration_logits)
+        each = pruned_rnnt.rnnt_loss_tdt(*logits, *batch, **options)
     return _reduced(each, target_lengths, reduction)
 
 
@@ -253,17 +284,24 @@ def register(**options: Any) -> None:
         loss_utils.LOSS_MAPPING[_TDT_LOSS_TYPE] = functools.partial(parakeet_tdt_loss, **options)
 
 
-def use(model: Any, **options: Any) -> None:
+def use(model: Any, *, fused: bool = False, **options: Any) -> None:
     """Make one model compute its loss with pruned_rnnt.
 
     Args:
         model: a `ParakeetForRNNT` or `ParakeetForTDT`, or another model that calls its loss
             function as these do. A model with durations in its configuration gets the TDT loss.
+        fused: do not store the joint's logits (N, T, U+1, V) in training. The output's `logits` is
+            then a `JointInputs`; in eval mode it is the logits. Where hooks or adapters change the
+            joint or its head, logits are stored, and a warning says so.
         options: as of `register`; sigma and omega only for TDT.
 
     Raises:
-        ValueError: an unknown option.
+        ValueError: an unknown option; or with fused, a joint that is not one of these models'.
     """
+    if fused or "pruned_rnnt.compat.transformers_joints" in sys.modules:
+        importlib.import_module("pruned_rnnt.compat.transformers_joints").store_logits(
+            model, stored=not fused
+        )
     if getattr(getattr(model, "config", None), "durations", None) is not None:
         _check_options(options, _TDT_OPTIONS, "TDT")
         model.loss_function = functools.partial(parakeet_tdt_loss, **options)

@@ -1,5 +1,6 @@
 """compat.transformers_loss inside installed transformers (skipped without ParakeetForRNNT)."""
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,3 +136,77 @@ def test_a_tdt_model_trains_with_the_registered_loss() -> None:
     assert model.joint.head.weight.grad[-1].norm() > 0
     transformers_loss.use(model, sigma=0.1)
     assert float(model(**padded).loss.detach()) > float(ours.detach())
+
+
+def gradients_of(model: Any, arguments: dict[str, torch.Tensor]) -> tuple[torch.Tensor, list[Any]]:
+    model.zero_grad()
+    torch.manual_seed(2)  # of dropout
+    loss = model(**arguments).loss
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("durations", [False, True])
+def test_a_fused_model_has_the_loss_and_gradients_of_stored_logits(durations: bool) -> None:
+    rnnt, tdt = (ParakeetForRNNT, ParakeetRNNTConfig), (ParakeetForTDT, ParakeetTDTConfig)
+    model = model_of(*(tdt if durations else rnnt)).double()
+    arguments = batch()
+    arguments["input_features"] = arguments["input_features"].double()
+    if durations:
+        padding = model.config.pad_token_id
+        arguments["labels"] = LABELS.where(LABELS != BLANK, padding)
+    model.train()
+    # Its running statistics would change between the passes.
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.momentum = 0.0
+    transformers_loss.use(model)
+    stored = gradients_of(model, arguments)
+    transformers_loss.use(model, fused=True)
+    fused = gradients_of(model, arguments)
+    torch.testing.assert_close(fused[0], stored[0], rtol=1e-10, atol=0)
+    for ours, theirs in zip(fused[1], stored[1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+    torch.manual_seed(2)
+    logits = model(**arguments).logits
+    transformers_loss.use(model)
+    torch.manual_seed(2)
+    torch.testing.assert_close(logits.stored(), model(**arguments).logits)
+    with pytest.raises(TypeError, match="fused=True does not store in training"):
+        logits[0]
+
+
+def test_a_fused_model_has_logits_in_evaluation_and_a_copy_of_its_own(tmp_path: Any) -> None:
+    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig).eval()
+    without_labels = {name: x for name, x in batch().items() if name != "labels"}
+    expected = model(**without_labels).logits
+    transformers_loss.use(model, fused=True)
+    output = model(**batch())
+    assert torch.equal(output.logits, expected)
+    torch.testing.assert_close(output.loss, expected_loss(expected))
+    copied = copy.deepcopy(model).train()
+    copied(**batch()).loss.backward()
+    assert copied.joint.head.weight.grad.norm() > 0
+    assert model.joint.head.weight.grad is None
+    model.save_pretrained(tmp_path)
+    again = ParakeetForRNNT.from_pretrained(tmp_path).eval()
+    assert torch.equal(again(**without_labels).logits, expected)
+
+
+def test_a_changed_head_is_called(caplog: pytest.LogCaptureFixture) -> None:
+    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig).train()
+    transformers_loss.use(model, fused=True)
+    model.joint.head.register_forward_hook(lambda module, inputs, output: 0 * output)
+    output = model(**batch())
+    assert isinstance(output.logits, torch.Tensor)
+    assert not output.logits.any()
+    assert "because joint.head has forward hooks" in caplog.text
+
+
+def test_models_that_cannot_be_fused_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.joint to be one of"):
+        transformers_loss.use(torch.nn.Linear(2, 2), fused=True)
+    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig)
+    model.joint.activation = torch.nn.SiLU()
+    with pytest.raises(ValueError, match="ReLU or tanh"):
+        transformers_loss.use(model, fused=True)
