@@ -381,6 +381,6 @@ class Trainer:
         )
         device = self.stepper.device
         logger.info("kernels of the losses on %s: %s", device.type, backend_summary(device.type))
-        logger.info("memory of this process: %s", self.memory())
+        logger.info("keeps %s", self.memory())
         for note in self.task.notes():
             logger.info(note)
