@@ -97,7 +97,7 @@ class _Bucket:
 
 
 def _flat(parameters: Sequence[Tensor]) -> Tensor:
-    return parameters[0].detach().new_zeros(sum(p.numel() for p in parameters))
+    return parameters[0].detach().new_empty(sum(p.numel() for p in parameters))
 
 
 def _views(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
