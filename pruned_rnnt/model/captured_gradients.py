@@ -24,8 +24,8 @@ _ALIGNMENT = 32
 
 
 def new_flat(parameters: Sequence[Tensor]) -> Tensor:
-    """A vector of zeros for the gradients of parameters of one dtype, see `views_of`."""
-    return parameters[0].detach().new_zeros(sum(map(_room, parameters)))
+    """A vector, not cleared, for the gradients of parameters of one dtype; see `views_of`."""
+    return parameters[0].detach().new_empty(sum(map(_room, parameters)))
 
 
 def views_of(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -34,6 +34,7 @@ PACKAGES_OF_EXTRA = {
     "vad": ("silero_vad", "onnxruntime"),
     "hub": ("huggingface_hub",),
     "transformers": ("transformers",),
+    "bitsandbytes": ("bitsandbytes",),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
 }

@@ -67,7 +67,7 @@ def test_estimate_leaves_no_trace(
     out = capsys.readouterr().out
     assert "1000 steps of" in out
     (kept,) = [line for line in out.splitlines() if line.startswith("each process keeps")]
-    sizes = [float(part.split()[-2]) for part in kept.split(",")]
+    sizes = [float(part.removesuffix(" MiB").split()[-1]) for part in kept.split(",")]
     model, gradients, optimiser, averages = sizes
     assert 1 < gradients <= model
     # Two moments in float32; a running average in float32 and a mean in float64.

@@ -15,8 +15,6 @@ from pruned_rnnt.train.engine.gradients import LocalGradients
 from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.optim.owners import owners_of
 
-MIB = 2**20
-
 
 @dataclass(frozen=True, kw_only=True)
 class StateMemory:
@@ -38,8 +36,9 @@ class StateMemory:
         return self.parameters + self.gradients + self.optimiser + self.averages
 
     def __str__(self) -> str:
-        parts = dataclasses.asdict(self)
-        return ", ".join(f"{name} {size / MIB:.1f} MiB" for name, size in parts.items())
+        sizes = {name: size / 2**20 for name, size in dataclasses.asdict(self).items()}
+        # Log lines have 80 columns.
+        return ", ".join(f"{n} {s:.{0 if s >= 100 else 1}f}" for n, s in sizes.items()) + " MiB"
 
 
 def state_memory(

@@ -381,6 +381,7 @@ class Trainer:
         )
         device = self.stepper.device
         logger.info("kernels of the losses on %s: %s", device.type, backend_summary(device.type))
-        logger.info("memory of this process: %s", self.memory())
+        if self.optimiser.state:  # one of the user's own may allocate it in its first step
+            logger.info("keeps %s", self.memory())
         for note in self.task.notes():
             logger.info(note)

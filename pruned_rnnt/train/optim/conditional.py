@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,10 +26,25 @@ def leave_dynamo_unloaded() -> None:
             plain.__dict__.setdefault("__dynamo_disable", plain)
 
 
+def check_saved_state(state_dict: Mapping[str, Any], name: str) -> None:
+    """ValueError unless the state of each parameter has an entry of this name."""
+    for state in state_dict["state"].values():
+        if name not in state:
+            raise ValueError(
+                f"the saved optimiser state has {', '.join(map(str, state))} for each parameter, "
+                f"and no {name}"
+            )
+
+
 class AdamW(torch.optim.AdamW):
     """torch's AdamW without the wrapper of `step` that breaks Dynamo's graphs around the update."""
 
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the moments; ValueError if the state is that of another optimiser."""
+        check_saved_state(state_dict, "exp_avg")
+        super().load_state_dict(state_dict)
 
 
 @runtime_checkable

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pruned_rnnt.config.checks import Removed, check_at_least
+from pruned_rnnt.system.optional_packages import require
 from pruned_rnnt.train.optim.conditional import AdamW, FusedAdamW, leave_dynamo_unloaded
 from pruned_rnnt.train.optim.median_clipping import change_clip_scale
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, trained_parameters
@@ -21,14 +22,15 @@ from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 class OptimiserConfig:
     """The optimiser and gradient clipping.
 
-    name: adamw; or scaled_adam, as icefall trains Zipformers, with the eden schedule from random
-        parameters; fine-tuning, whose steps are short, keeps its cosine schedule.
+    name: adamw; adamw_8bit, whose moments take 2 instead of 8 bytes for each parameter (extra
+        bitsandbytes); or scaled_adam, as icefall trains Zipformers, with the eden schedule from
+        random parameters; fine-tuning, whose steps are short, keeps its cosine schedule.
     learning_rate: peak of the schedule; about 1e-3 for adamw, 0.045 for scaled_adam.
     betas: decay per step of the running means of the gradient and of its square.
     eps: added to the root of the latter, against division by zero.
-    weight_decay: for adamw; applies to matrices, not to biases and norms.
-    clip_norm: for adamw; limit of the norm of the whole gradient of the loss
-        per frame; 0 switches clipping off.
+    weight_decay: for adamw and adamw_8bit; applies to matrices, not to biases and norms.
+    clip_norm: for adamw and adamw_8bit; limit of the norm of the whole gradient of the loss per
+        frame; 0 switches clipping off.
     clip_scale: for scaled_adam; limit of the norm of the gradients, each times the root mean square
         of its parameter, as a multiple of the median norm of the last 100 steps; 0 switches
         clipping off.
@@ -42,7 +44,7 @@ class OptimiserConfig:
         )
     }
 
-    name: Literal["adamw", "scaled_adam"] = "adamw"
+    name: Literal["adamw", "adamw_8bit", "scaled_adam"] = "adamw"
     learning_rate: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
@@ -114,6 +116,9 @@ def build_optimiser(
 
     Args:
         trains: whether the optimiser has a parameter; default: all. Groups may become empty.
+
+    Raises:
+        MissingPackageError: the package of the optimiser is not installed.
     """
     leave_dynamo_unloaded()
     options: list[Any] = parameter_options(model, config, groups)
@@ -122,6 +127,11 @@ def build_optimiser(
     of_adam: Any = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
     if config.name == "scaled_adam":
         return ScaledAdam(options, clip_scale=config.clip_scale, **of_adam)
+    if config.name == "adamw_8bit":
+        require("bitsandbytes")
+        from pruned_rnnt.train.optim.eight_bit import AdamW8bit
+
+        return AdamW8bit(options, **of_adam)
     ordered = [parameter for each in options for parameter in each["params"]]
     fused = all(p.is_cuda for p in ordered)
     # The fused update allocates no memory.

@@ -29,10 +29,9 @@ class ParameterGroup:
     def options(self, optimiser: str) -> dict[str, Any]:
         """The group for a torch optimiser of this name; the trainer reads `rate`."""
         options: dict[str, Any] = {"params": list(self.parameters), "rate": self.rate}
-        if self.start_at_zero and optimiser != "adamw":
+        if self.start_at_zero and optimiser == "scaled_adam":
             options["min_rms"] = _ZERO_RMS
-            if optimiser == "scaled_adam":
-                options["clip_scale"] = 0.0
+            options["clip_scale"] = 0.0
         return options
 
 

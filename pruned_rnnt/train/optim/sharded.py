@@ -52,7 +52,7 @@ class ShardedOptimiser(torch.optim.Optimizer):
     ) -> None:
         # The base class would make groups of its own: those of `own` are used, as others change
         # their learning rates.
-        self.own: Any = own
+        self.own = own
         self.owners = owners
         self._sizes = [len(group["params"]) for group in options]
         if isinstance(own, ScaledAdam):
@@ -136,11 +136,13 @@ class ShardedOptimiser(torch.optim.Optimizer):
 class _ConditionalShardedOptimiser(ShardedOptimiser):
     def step_if(self, applies: Tensor) -> None:
         """See `ConditionalOptimiser`; the flag must be the same in all processes."""
+        assert isinstance(self.own, ConditionalOptimiser)
         self.own.step_if(applies)
         self.owners.exchange()
 
     def take_back(self) -> None:
         """See `ConditionalOptimiser`."""
+        assert isinstance(self.own, ConditionalOptimiser)
         self.own.take_back()
 
 
