@@ -225,12 +225,12 @@ def sums_of_partial_passes(ranks: Ranks, divided: bool) -> list[Any]:
 def test_gradients_of_passes_that_reach_different_parameters() -> None:
     sums = [[2.0, 2.0], [3.0, 3.0], [2.0, 2.0], [0.0, 0.0]]
     common = [[2.0, 1.0], [pytest.approx(math.sqrt(9 * (4 + 9 + 4)))]]
-    whole = [*sums, *common, [4 * 128]]  # each begins at a multiple of 128 bytes
+    whole = [*sums, *common, [4 * 36]]
     assert run_ranks(2, sums_of_partial_passes, False) == [whole, whole]
     # Of four parameters of one size, the processes have every other one.
     first, second = run_ranks(2, sums_of_partial_passes, True)
-    assert first == [sums[0], None, sums[2], None, *common, [2 * 128]]
-    assert second == [None, sums[1], None, sums[3], *common, [2 * 128]]
+    assert first == [sums[0], None, sums[2], None, *common, [2 * 36]]
+    assert second == [None, sums[1], None, sums[3], *common, [2 * 36]]
 
 
 def resume_error(ranks: Ranks, corpus: Path, tmp_path: Path) -> str:

@@ -53,7 +53,7 @@ class LocalGradients:
         return nn.utils.get_total_norm(p.grad for p in self.parameters if p.grad is not None)
 
     def kept_bytes(self) -> int:
-        """Bytes of the gradients that this process keeps for the update."""
+        """Bytes of the gradients that this process keeps for the update, without gaps."""
         return _bytes(self.parameters)
 
 
@@ -221,7 +221,7 @@ class SummedGradients(LocalGradients):
         return super().norm() if self._owners is None else self._norm
 
     def kept_bytes(self) -> int:
-        return sum(_bytes([b.flat]) for b in self._buckets if b.flat is not None)
+        return sum(_bytes(b.parameters) for b in self._buckets if b.flat is not None)
 
     def _send(self, *, only_complete: bool) -> None:
         """Send the next buckets in order, up to the first incomplete one if `only_complete`."""
