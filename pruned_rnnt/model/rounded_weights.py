@@ -75,15 +75,8 @@ class _Rounding:
         self._originals = []
 
 
-def round_weights(encoder: nn.Module, precision: RoundedPrecision) -> list[str]:
-    """From now on, let the encoder compute with rounded weights.
-
-    Returns:
-        The names of the layers.
-
-    Raises:
-        ValueError: no matrix of the encoder is large enough to be quantised.
-    """
+def quantised_layers(encoder: nn.Module) -> dict[str, nn.Linear]:
+    """The matrix products of an encoder that quantised files have in low precision, by name."""
     found = {}
     for name, module in encoder.named_modules():
         weight = module._parameters.get("weight")
@@ -94,6 +87,19 @@ def round_weights(encoder: nn.Module, precision: RoundedPrecision) -> list[str]:
             and weight.size(1) >= LEAST_INPUTS
         ):
             found[name] = module
+    return found
+
+
+def round_weights(encoder: nn.Module, precision: RoundedPrecision) -> list[str]:
+    """From now on, let the encoder compute with rounded weights.
+
+    Returns:
+        The names of the layers.
+
+    Raises:
+        ValueError: no matrix of the encoder is large enough to be quantised.
+    """
+    found = quantised_layers(encoder)
     if not found:
         raise ValueError(
             f"finetune.quantise={precision}: the encoder has no matrix of {LEAST_WEIGHTS:,} "
