@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--large", type=Path, metavar="DATA/SPLIT", help="more test utterances")
     parser.add_argument("--name", help="in the rows (default: that of the folder)")
     parser.add_argument("--streaming", action="store_true")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], metavar="N")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], metavar="N")
     parser.add_argument("--files", type=int, default=100, metavar="N", help="(default: 100)")
     parser.add_argument("--repeats", type=int, default=5, metavar="N", help="(default: 5)")
     parser.add_argument("--keep", action="store_true", help="append to results/quantised.jsonl")

@@ -11,9 +11,8 @@ def quantised() -> str:
     """The last row of each model and precision; sizes and errors beside those of float32."""
     rows = read_rows("quantised")
     newest = {(row["model"], row["decoding"], row["precision"]): row for row in rows}
-    threads = sorted({number for row in newest.values() for number in row["real_time_factors"]})
     header = ["model", "steps", "decoding", "files", "MB", "kept", "test", "large test"]
-    header += ["more errors", "95% interval", *(f"{number} threads" for number in threads)]
+    header += ["more errors", "95% interval", "real time"]
     lines = [
         [
             row["model"],
@@ -25,7 +24,7 @@ def quantised() -> str:
             _errors(row["measured"]),
             _errors(row["large"]),
             *_increase(row),
-            *(_speed(row["real_time_factors"].get(number)) for number in threads),
+            f"{1 / row['real_time_factors']['1']:,.0f}x",
         ]
         for row in newest.values()
     ]
@@ -58,10 +57,6 @@ def _increase(row: Row) -> tuple[str, str]:
         f"{large[name] / rate:+.1%}" for name in ("difference", "lower", "upper")
     )
     return change, f"{lower} .. {upper}"
-
-
-def _speed(factor: float | None) -> str:
-    return "-" if factor is None else f"{1 / factor:,.0f}x"
 
 
 def _is_float(row: Row) -> bool:

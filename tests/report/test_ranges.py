@@ -16,7 +16,7 @@ from tests.report.run_folders import parse, random_transcripts, write_decoded
 
 
 def ranges(*ratios: float) -> list[LayerRange]:
-    return [LayerRange(f"layers.{n}", n, ratio, 1.0) for n, ratio in enumerate(ratios)]
+    return [LayerRange(f"layers.{n}", n, ratio, 1.0, 0.031) for n, ratio in enumerate(ratios)]
 
 
 def test_layers_beyond_the_limit_have_advice() -> None:
@@ -58,5 +58,8 @@ def test_the_page_lists_the_worst_layers(
     assert seen == [8]
     (found,) = [each for each in page.find("section") if each.attributes.get("id") == "ranges"]
     rows = [[cell.text for cell in row.find("td")] for row in found.find("tr")]
-    assert rows[1:] == [[f"{ratio:.1f}", f"{ratio:.2f}", "1.00", "0"], ["1.5", "1.50", "1.00", "1"]]
+    assert rows[1:] == [
+        [f"{ratio:.1f}", f"{ratio:.2f}", "1.00", "0", "3.1%"],
+        ["1.5", "1.50", "1.00", "1", "3.1%"],
+    ]
     assert ("no outlier channels" in found.text) == (ratio < 16)
