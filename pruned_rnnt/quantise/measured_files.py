@@ -13,6 +13,11 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.decode.scoring.significance import PairedDifference, paired_difference
 from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript, count_errors
 from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
+from pruned_rnnt.transcribe.segments import SegmentConfig
+
+
+# Runtimes decode an utterance once.
+AS_SHERPA = SegmentConfig(lost_speech="ignore")
 
 
 class Utterance(NamedTuple):
@@ -62,7 +67,7 @@ def utterances(batches: Iterable[Batch], *, are_samples: bool = False) -> list[U
 
 def file_errors(folder: Path, precision: str, measured: Iterable[Utterance]) -> FileErrors:
     """Decode with the files of a precision by greedy search."""
-    recogniser = OnnxRecogniser(folder, precision=precision, threads=1)
+    recogniser = OnnxRecogniser(folder, precision=precision, threads=1, segments=AS_SHERPA)
     return errors_of(
         Transcript(
             id=utterance.id,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pruned_rnnt.pretrained.onnx_recogniser import Feeds, OnnxRecogniser
-from pruned_rnnt.quantise.measured_files import Utterance, text_of
+from pruned_rnnt.quantise.measured_files import AS_SHERPA, Utterance, text_of
 
 # Runs of a graph that are kept, evenly spread: between these numbers and twice as many. The
 # decoder and the joiner run for one frame at a time; the state of a stream takes much memory.
@@ -44,7 +44,7 @@ def recorded_runs(folder: Path, audio: Iterable[Utterance]) -> dict[str, list[Fe
             found[graph] = _SpreadRuns(_RUNS_OF_FRAMES if graph in _FRAME_GRAPHS else _RUNS)
         found[graph].add(feeds)
 
-    recogniser = OnnxRecogniser(folder, threads=1, on_run=keep)
+    recogniser = OnnxRecogniser(folder, threads=1, on_run=keep, segments=AS_SHERPA)
     for utterance in audio:
         text_of(recogniser, utterance)
     return {
