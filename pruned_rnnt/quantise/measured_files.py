@@ -15,7 +15,6 @@ from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript, count_errors
 from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
 
-
 # Runtimes decode an utterance once.
 AS_SHERPA = SegmentConfig(lost_speech="ignore")
 
