@@ -144,9 +144,10 @@ class OnnxRecogniser(AudioRecogniser):
         return self._shortest + int(self._has_nemo_layout)
 
     def _best_tdt_path(self, samples_S: FloatArray | Pcm16Array) -> Hypothesis:
+        floats_S: FloatArray = samples_S.astype(np.float32)
         if samples_S.dtype == np.int16:
-            samples_S = samples_S * np.float32(2**-15)
-        features_TF = sherpa_tdt_features(samples_S, self._mel_bins)
+            floats_S *= 2**-15
+        features_TF = sherpa_tdt_features(floats_S, self._mel_bins)
         lengths_N = np.array([len(features_TF)])
         encoded_NJT = self._encoder.run(
             {"audio_signal": features_TF.T[None].numpy(), "length": lengths_N}
