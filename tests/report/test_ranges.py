@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from pruned_rnnt.model.activation_ranges import LayerRange
 from pruned_rnnt.report import report_command
 from pruned_rnnt.report.clips import Clip
-from pruned_rnnt.report.ranges import SHOWN_LAYERS, range_section
+from pruned_rnnt.report.cut_details import CutDetails
+from pruned_rnnt.report.ranges import SHOWN_LAYERS, RangeSection, range_section
 from pruned_rnnt.report.report_command import ReportOptions, make_report
 from tests.report.run_folders import parse, random_transcripts, write_decoded
 
@@ -43,16 +46,18 @@ def test_the_page_lists_the_worst_layers(
 ) -> None:
     for split in ("test", "dev"):
         write_decoded(run, random_transcripts(20, 0.2, 1), split)
-    seen = []
-    section = range_section(ranges(ratio, 1.5), 8, "conformer")
-    pictures = SimpleNamespace(
-        ranges=lambda cuts: seen.append(len(cuts)) or section, clip=lambda *_: Clip("", "none")
-    )
+    seen: list[int] = []
+
+    def found_ranges(cuts: Sequence[Any]) -> RangeSection | None:
+        seen.append(len(cuts))
+        return range_section(ranges(ratio, 1.5), 8, "conformer")
+
+    pictures = SimpleNamespace(ranges=found_ranges, clip=lambda *_: Clip("", "none"))
     monkeypatch.setattr(report_command, "_pictures", lambda *_: (pictures, ""))
     monkeypatch.setattr(
         report_command,
         "read_cut_details",
-        lambda *_: report_command.CutDetails(cuts=dict.fromkeys(map(str, range(20)))),
+        lambda *_: CutDetails(cuts=dict.fromkeys(map(str, range(20)))),
     )
     page = parse(make_report(run, options=ReportOptions(audio=False, utterances=1)).html)
     assert seen == [8]
