@@ -11,7 +11,7 @@ def quantised() -> str:
     """The last row of each model and precision; sizes and errors beside those of float32."""
     rows = read_rows("quantised")
     newest = {(row["model"], row["decoding"], row["precision"]): row for row in rows}
-    header = ["model", "steps", "decoding", "files", "MB", "kept", "test", "large test"]
+    header = ["model", "steps", "decoding", "files", "MB", "kept", "test", "more test"]
     header += ["more errors", "95% interval", "real time"]
     lines = [
         [
