@@ -85,7 +85,7 @@ ALLOWED = {
         "train",
         "transcribe",
     },
-    "quantise": {"data", "decode", "export", "pretrained"},
+    "quantise": {"data", "decode", "export", "pretrained", "transcribe"},
     "finetune": {"data", "decode", "export", "interop", "licences", "model", "pretrained", "train"},
     "interop": {"data", "decode", "loss", "model", "train"},
     "selfcheck": {"loss", "model", "ops", "train/engine", "train/optim"},

@@ -23,10 +23,10 @@ from pruned_rnnt.system.usage_errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from pruned_rnnt.data.tokens.tokenizer import Tokenizer
     from pruned_rnnt.export.precision import QuantisedPrecision
     from pruned_rnnt.quantise.contract import Contract, MeasuredSet
     from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.run import LoadedModel
 
 
 _HELP = """\
@@ -155,7 +155,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     card = card_of_run(config, loaded, chain)  # before the model is moved and changed
     check = None
     if options.calibrate is not None:
-        contract = _contract(options, config, loaded.tokenizer)
+        contract = _contract(options, config, loaded)
         check = partial(_keep_contract, contract, chosen_precisions(options))
     exact = run_export(options, parts, folder, source, config.decode, check_quantised=check)
     card.write(folder, use_of_export(folder, options.format))
@@ -173,7 +173,7 @@ def _keep_contract(
 
 
 def _contract(
-    options: argparse.Namespace, config: ExperimentConfig, tokenizer: Tokenizer
+    options: argparse.Namespace, config: ExperimentConfig, loaded: LoadedModel
 ) -> Contract:
     """The data of --calibrate and --measure, and the bound."""
     from pruned_rnnt.quantise.contract import CALIBRATION_UTTERANCES, Contract
@@ -182,10 +182,8 @@ def _contract(
     measure: Path = options.measure or calibrate.parent / config.data.valid
     increase = options.max_wer_increase
     return Contract(
-        calibration=_measured_set(
-            "--calibrate", calibrate, config, tokenizer, CALIBRATION_UTTERANCES
-        ),
-        measured=_measured_set("--measure", measure, config, tokenizer),
+        calibration=_measured_set("--calibrate", calibrate, config, loaded, CALIBRATION_UTTERANCES),
+        measured=_measured_set("--measure", measure, config, loaded),
         increase=None if increase is None else increase / 100,
     )
 
@@ -194,18 +192,26 @@ def _measured_set(
     option: str,
     path: Path,
     config: ExperimentConfig,
-    tokenizer: Tokenizer,
+    loaded: LoadedModel,
     sample: int | None = None,
 ) -> MeasuredSet:
     """The utterances of a split, named as DATA/SPLIT."""
+    from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
     from pruned_rnnt.data.input.datamodule import DataModule
+    from pruned_rnnt.export.tdt_graphs import has_nemo_layout
     from pruned_rnnt.quantise.contract import MeasuredSet
     from pruned_rnnt.quantise.measured_files import utterances
 
-    data = DataModule(replace(config.data, path=str(path.parent)), tokenizer=tokenizer)
+    settings, kind = replace(config.data, path=str(path.parent)), FBANK
+    needs_samples = has_nemo_layout(loaded.model)
+    if needs_samples:  # sherpa-onnx computes features of its own for such models
+        settings, kind = replace(settings, features="waveform"), FeatureKind("samples")
+    data = DataModule(settings, tokenizer=loaded.tokenizer, kind=kind)
     try:
         data.folder.manifests(path.name)
     except FileNotFoundError as error:
         raise UsageError(f"{option} {path}: {error}") from error
     loader = data.test_loader(path.name, sample=sample)
-    return MeasuredSet(f"{path.parent.resolve().name} {path.name}", utterances(loader))
+    return MeasuredSet(
+        f"{path.parent.resolve().name} {path.name}", utterances(loader, are_samples=needs_samples)
+    )

@@ -18,9 +18,8 @@ from pruned_rnnt.export.verify import verify
 from pruned_rnnt.interop.icefall.zipformer_export import export_icefall
 from pruned_rnnt.interop.nemo.exported_model import export_model
 from pruned_rnnt.model.build_model import as_transducer
-from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
-from pruned_rnnt.system.usage_errors import ExportError, UsageError
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.system.whole_files import appearing_together
 
 
@@ -99,13 +98,6 @@ def run_export(
         export_model(model, tokenizer, archive)
         print(f"wrote {archive}")
         return True
-    is_tdt = isinstance(model, TransducerModel) and bool(model.loss_config.durations)
-    if check_quantised is not None and (is_tdt or model.config.encoder.features == "nemo"):
-        raise ExportError(
-            "--calibrate does not work for models of loss.durations or of NeMo's features, whose "
-            "files only sherpa-onnx decodes: export without it, and measure the files with "
-            "recognise.py of the folder"
-        )
     with appearing_together(folder, replacing=["*.onnx"]) as unfinished:
         graphs = export_onnx(parts, unfinished, sizes, source, decode)
         if check_quantised is not None:

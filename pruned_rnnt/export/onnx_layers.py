@@ -6,7 +6,9 @@ Axes: K inputs and N outputs of a matrix product.
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -85,6 +87,29 @@ def tidy(model: Any) -> None:
             del node.metadata_props[:]
             node.doc_string = ""
     _split_gemm(graph)
+
+
+def shorten_names(model: Any) -> None:
+    """Give values short names, and nodes none but those of `layers`.
+
+    Quantisation makes many nodes, whose names are a twentieth of the file of a small model.
+    """
+    graph = model.graph
+    kept = {"", *(value.name for value in (*graph.input, *graph.output))}
+    unused = (name for name in map(str, count()) if name not in kept)
+    short: defaultdict[str, str] = defaultdict(lambda: next(unused))
+
+    def renamed(name: str) -> str:
+        return name if name in kept else short[name]
+
+    for each in _graphs(graph):
+        for value in (*each.input, *each.output, *each.initializer):
+            value.name = renamed(value.name)
+        for node in each.node:
+            node.input[:] = [renamed(name) for name in node.input]
+            node.output[:] = [renamed(name) for name in node.output]
+            if node.op_type not in _WEIGHT_INPUT:
+                node.name = ""
 
 
 def _graphs(graph: Any) -> Iterator[Any]:

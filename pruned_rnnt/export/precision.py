@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from pruned_rnnt.export.onnx_layers import Layer, layers
+from pruned_rnnt.export.onnx_layers import Layer, layers, shorten_names
 from pruned_rnnt.model.rounded_weights import INT4_BLOCK, INT4_LEVELS, INT8_LARGEST
 
 QuantisedPrecision = Literal["int8", "int4"]
@@ -51,6 +51,7 @@ def write_quantised(
         model = _with_int4(model, computed)
     # Types of values that quantisation replaces, and that loading infers again.
     del model.graph.value_info[:]
+    shorten_names(model)
     onnx.save(model, target)
 
 

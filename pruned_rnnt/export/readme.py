@@ -192,7 +192,7 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
         option = "zipformer2-ctc-model" if settings["streaming"] else "zipformer-ctc-model"
         model = f"--{option}=model.onnx"
     text = _SHARED.format(
-        load="" if is_nemo else _LOAD.format(load_name=load_name),
+        load=_LOAD.format(load_name=load_name),
         source=settings["source"],
         kind=_TITLES[settings["kind"]],
         method="" if is_ctc or is_nemo else "`--method modified_beam_search` uses beam search, ",

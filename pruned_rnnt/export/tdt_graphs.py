@@ -33,8 +33,8 @@ from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 
-# Practically minus infinity.
-_NEVER = -1e9
+# Practically minus infinity: the logit of what is not chosen.
+NEVER = -1e9
 # One of the model types that sherpa-onnx recognises as transducers of NeMo.
 _MODEL_TYPE = "EncDecRNNTBPEModel"
 
@@ -147,11 +147,11 @@ class TdtJoinerGraph(nn.Module):
             others = logits_NV[:, : UNKNOWN_ID - 1], logits_NV[:, UNKNOWN_ID:-1]
             unknown_N1 = logits_NV[:, UNKNOWN_ID - 1 : UNKNOWN_ID]
             blank_N1 = torch.maximum(logits_NV[:, -1:], unknown_N1)
-            never_N1 = torch.full_like(unknown_N1, _NEVER)
+            never_N1 = torch.full_like(unknown_N1, NEVER)
             logits_NV = torch.cat((others[0], never_N1, others[1], blank_N1), dim=1)
         if duration_logits_NK is None:
             return logits_NV[:, None, None]
-        missing_N1 = torch.full_like(duration_logits_NK[:, :1], _NEVER)
+        missing_N1 = torch.full_like(duration_logits_NK[:, :1], NEVER)
         with_missing = torch.cat((duration_logits_NK, missing_N1), dim=1)
         durations_ND = with_missing.index_select(1, self.places)
         return torch.cat((logits_NV, durations_ND), dim=1)[:, None, None]

@@ -18,8 +18,9 @@ from pruned_rnnt.finetune.trained_parts import freeze
 from pruned_rnnt.finetune.vocabulary import Vocabulary, check_coverage, choose_vocabulary
 from pruned_rnnt.licences.chain import Origin
 from pruned_rnnt.model.lora import add_adapters
-from pruned_rnnt.model.rounded_weights import round_weights
+from pruned_rnnt.model.rounded_weights import quantised_layers, round_weights
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.vocabulary_change import transfer_parameters
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.run_files import run_tokenizer
@@ -105,6 +106,10 @@ class FinetuneTask(SpeechTask):
             self._notes.append(f"adapters of rank {config.lora.rank} on {len(layers)} layers")
         if config.quantise != "none":
             layers = round_weights(model.encoder, config.quantise)
+            # The projections change the output of a four-bit file more than any other layer.
+            if isinstance(model, TransducerModel):
+                for each in (model.joiner.encoder_proj, model.joiner.decoder_proj):
+                    layers += round_weights(each, config.quantise) if quantised_layers(each) else []
             self._notes.append(f"weights of {len(layers)} layers are rounded to {config.quantise}")
         return model
 

@@ -1,9 +1,9 @@
 """Training with weights that are rounded as in quantised files (quantisation-aware training).
 
-Before each pass of the encoder, the matrices that `pruned-rnnt export --precision` quantises are
-replaced by their rounded values; gradients pass the rounding unchanged (straight-through estimator,
-Bengio et al. 2013, arXiv 1308.3432). The parameters themselves stay float32, so that checkpoints
-are those of an ordinary model.
+Before each pass of the encoder or of a projection of the joiner, the matrices that `pruned-rnnt
+export --precision` quantises are replaced by their rounded values; gradients pass the rounding
+unchanged (straight-through estimator, Bengio et al. 2013, arXiv 1308.3432). The parameters
+themselves stay float32, so that checkpoints are those of an ordinary model.
 
 Axes: O and I output and input channels of a layer, B blocks of inputs.
 """
@@ -53,7 +53,7 @@ def _rounded_int4(weight_OI: Tensor) -> Tensor:
 
 
 class _Rounding:
-    """Hooks before and after the forward pass of an encoder."""
+    """Hooks before and after the forward pass of a part of a model."""
 
     def __init__(self, modules: list[nn.Module], precision: RoundedPrecision) -> None:
         self.modules = modules
@@ -75,17 +75,10 @@ class _Rounding:
         self._originals = []
 
 
-def round_weights(encoder: nn.Module, precision: RoundedPrecision) -> list[str]:
-    """From now on, let the encoder compute with rounded weights.
-
-    Returns:
-        The names of the layers.
-
-    Raises:
-        ValueError: no matrix of the encoder is large enough to be quantised.
-    """
+def quantised_layers(part: nn.Module) -> dict[str, nn.Linear]:
+    """The matrix products of a part of a model that quantised files have in low precision."""
     found = {}
-    for name, module in encoder.named_modules():
+    for name, module in part.named_modules():
         weight = module._parameters.get("weight")
         if (
             isinstance(module, nn.Linear)
@@ -94,12 +87,25 @@ def round_weights(encoder: nn.Module, precision: RoundedPrecision) -> list[str]:
             and weight.size(1) >= LEAST_INPUTS
         ):
             found[name] = module
+    return found
+
+
+def round_weights(part: nn.Module, precision: RoundedPrecision) -> list[str]:
+    """From now on, let a part of a model, or a layer, compute with rounded weights.
+
+    Returns:
+        The names of the layers.
+
+    Raises:
+        ValueError: no matrix of the part is large enough to be quantised.
+    """
+    found = quantised_layers(part)
     if not found:
         raise ValueError(
             f"finetune.quantise={precision}: the encoder has no matrix of {LEAST_WEIGHTS:,} "
             "weights or more, so that none is quantised"
         )
     rounding = _Rounding(list(found.values()), precision)
-    encoder.register_forward_pre_hook(rounding.apply)
-    encoder.register_forward_hook(rounding.restore, always_call=True)
+    part.register_forward_pre_hook(rounding.apply)
+    part.register_forward_hook(rounding.restore, always_call=True)
     return list(found)

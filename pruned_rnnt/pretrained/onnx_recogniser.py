@@ -18,7 +18,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.features import SAMPLING_RATE, audio_features
+from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
+from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, audio_features
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, pending_hypotheses
@@ -26,6 +28,9 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
+from pruned_rnnt.export.tdt_features import sherpa_tdt_features
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.pretrained.onnx_tdt_search import TdtSearch
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
 from pruned_rnnt.system.optional_packages import require
 from pruned_rnnt.system.usage_errors import ExportError
@@ -40,6 +45,7 @@ Feeds = dict[str, npt.NDArray[Any]]
 _TAIL_LEVEL = 1e-3
 _KINDS = ("transducer", "ctc", "tdt", "nemo")
 _MOST_SECONDS = 1e5
+_FEATURE_MS = round(1000 * FEATURE_SECONDS)
 
 
 class _Settings(NamedTuple):
@@ -50,6 +56,8 @@ class _Settings(NamedTuple):
     shortest_seconds: float
     tail_seconds: float = 0.0
     p99_duration: float | None = None
+    feature_dim: int = FEATURE_DIM
+    frame_ms: int = round(1000 * SUBSAMPLING_FACTOR * FEATURE_SECONDS)
 
 
 class OnnxRecogniser(AudioRecogniser):
@@ -62,7 +70,7 @@ class OnnxRecogniser(AudioRecogniser):
         on_run: gets the name of a graph and its inputs before each run.
 
     Raises:
-        ExportError: files of the folder are missing or damaged, or those of a TDT model.
+        ExportError: files of the folder are missing or damaged.
         MissingPackageError: onnxruntime is not installed.
     """
 
@@ -80,14 +88,8 @@ class OnnxRecogniser(AudioRecogniser):
             tokenizer, settings = Tokenizer.load(folder), _read_settings(folder / SETTINGS_NAME)
         except (OSError, ValueError) as error:
             raise ExportError(f"{folder} is not a complete ONNX export: {error}") from error
-        if settings.kind in ("tdt", "nemo"):
-            kind = "TDT model" if settings.kind == "tdt" else "model in NeMo's layout"
-            raise ExportError(
-                f"{folder} has the ONNX files of a {kind}, which only sherpa-onnx runs "
-                "(recognise.py in the folder): load the run, or a model of "
-                "`pruned-rnnt export --format torch`"
-            )
         self._kind, self._streaming = settings.kind, settings.streaming
+        self._mel_bins, self._frame_ms = settings.feature_dim, settings.frame_ms
         self._shortest = round(settings.shortest_seconds / FEATURE_SECONDS)
         self._tail = int(settings.tail_seconds * SAMPLING_RATE)
         super().__init__(tokenizer, settings.p99_duration, None, segments)
@@ -99,12 +101,37 @@ class OnnxRecogniser(AudioRecogniser):
         self._encoder = session("model" if is_ctc else "encoder")
         if not is_ctc:
             self._decoder, self._joiner = session("decoder"), session("joiner")
+        if self._kind == "transducer":
             self._context_size = int(self._decoder.metadata["context_size"])
+        if self._has_nemo_layout:
+            metadata = self._encoder.metadata
+            self._tdt = TdtSearch(
+                decoder=self._decoder.run,
+                joiner=self._joiner.run,
+                state_sizes=(int(metadata["pred_rnn_layers"]), int(metadata["pred_hidden"])),
+                vocab_size=int(metadata["vocab_size"]) + 1,
+                has_durations=self._kind == "tdt",
+            )
+
+    @property
+    def _has_nemo_layout(self) -> bool:
+        """Whether the encoder reads the features that sherpa-onnx computes for models of NeMo."""
+        return self._kind in ("tdt", "nemo")
+
+    @property
+    def _feature_kind(self) -> FeatureKind:
+        return FeatureKind("samples") if self._has_nemo_layout else FBANK
+
+    @property
+    def _frame_step(self) -> int:
+        return self._frame_ms // _FEATURE_MS
 
     def _best_paths(
         self, batch: BatchInput, with_heads: bool
     ) -> Generator[None, None, list[tuple[Hypothesis, HeadPath | None]]]:
         yield from ()
+        if self._has_nemo_layout:
+            return [(self._best_tdt_path(samples_S), None) for samples_S in batch.samples]
         lengths = batch.lengths_N.tolist()
         return [
             (self._best_path(features_TF[:length]), None)
@@ -113,7 +140,19 @@ class OnnxRecogniser(AudioRecogniser):
 
     @property
     def _least_frames(self) -> int:
-        return self._shortest
+        # The features of sherpa-onnx may be a frame shorter.
+        return self._shortest + int(self._has_nemo_layout)
+
+    def _best_tdt_path(self, samples_S: FloatArray | Pcm16Array) -> Hypothesis:
+        floats_S: FloatArray = samples_S.astype(np.float32)
+        if samples_S.dtype == np.int16:
+            floats_S *= 2**-15
+        features_TF = sherpa_tdt_features(floats_S, self._mel_bins)
+        lengths_N = np.array([len(features_TF)])
+        encoded_NJT = self._encoder.run(
+            {"audio_signal": features_TF.T[None].numpy(), "length": lengths_N}
+        )[0]
+        return self._tdt.best_path(encoded_NJT[0])
 
     def _best_path(self, features_TF: Tensor) -> Hypothesis:
         encoded_TJ = self._stream(features_TF) if self._streaming else self._encode(features_TF)
@@ -203,6 +242,12 @@ def _read_settings(path: Path) -> _Settings:
         seconds = getattr(found, name)
         if seconds is not None and not 0 <= seconds <= _MOST_SECONDS:
             raise damaged(path, f"{name} is {seconds}, needs 0 to {_MOST_SECONDS:g}")
+    if found.frame_ms < _FEATURE_MS or found.feature_dim < 1:
+        raise damaged(
+            path,
+            f"frame_ms is {found.frame_ms} and feature_dim {found.feature_dim}, need at least "
+            f"{_FEATURE_MS} and 1",
+        )
     if found.p99_duration == 0:
         raise damaged(path, "p99_duration is 0, needs more")
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pruned_rnnt.pretrained.onnx_recogniser import Feeds, OnnxRecogniser
-from pruned_rnnt.quantise.measured_files import Utterance
+from pruned_rnnt.quantise.measured_files import AS_SHERPA, Utterance, text_of
 
 # Runs of a graph that are kept, evenly spread: between these numbers and twice as many. The
 # decoder and the joiner run for one frame at a time; the state of a stream takes much memory.
@@ -44,9 +44,9 @@ def recorded_runs(folder: Path, audio: Iterable[Utterance]) -> dict[str, list[Fe
             found[graph] = _SpreadRuns(_RUNS_OF_FRAMES if graph in _FRAME_GRAPHS else _RUNS)
         found[graph].add(feeds)
 
-    recogniser = OnnxRecogniser(folder, threads=1, on_run=keep)
+    recogniser = OnnxRecogniser(folder, threads=1, on_run=keep, segments=AS_SHERPA)
     for utterance in audio:
-        recogniser.transcribe_features(utterance.features_TF)
+        text_of(recogniser, utterance)
     return {
         graph: [_joined(runs.kept)] if graph in _FRAME_GRAPHS else runs.kept
         for graph, runs in found.items()
@@ -54,4 +54,8 @@ def recorded_runs(folder: Path, audio: Iterable[Utterance]) -> dict[str, list[Fe
 
 
 def _joined(runs: list[Feeds]) -> Feeds:
-    return {name: np.concatenate([feeds[name] for feeds in runs]) for name in runs[0]}
+    return {
+        # The states of models in NeMo's layout have the batch as their second axis.
+        name: np.concatenate([feeds[name] for feeds in runs], axis=int(name.startswith("states.")))
+        for name in runs[0]
+    }

@@ -12,6 +12,7 @@ from pruned_rnnt import __version__
 from pruned_rnnt.config.load import differences, to_yaml
 from pruned_rnnt.decode.scoring.significance import REPLICATIONS
 from pruned_rnnt.report.charts import Chart
+from pruned_rnnt.report.ranges import MOST_RATIO
 from pruned_rnnt.report.report_run import ReportRun
 from pruned_rnnt.report.scored_set import ScoredSet
 from pruned_rnnt.report.set_section import SetSection
@@ -65,6 +66,7 @@ def render_page(page: Page) -> str:
         hover=[chart.hover for chart in page.charts],
         validations=[validation_table(run) for run in (page.run, page.other) if run is not None],
         replications=REPLICATIONS,
+        most_ratio=MOST_RATIO,
         older=[
             (name, *each)
             for name, run in zip(page.names, (page.run, page.other), strict=False)

@@ -1,4 +1,4 @@
-"""Pictures of utterances: spectrogram, words, and the lattice with its band.
+"""Pictures of utterances: spectrogram, words, and the lattice with its band; ranges of the model.
 
 Without a transducer (no checkpoint, or a CTC model) a picture is the spectrogram alone.
 
@@ -8,22 +8,27 @@ Axes: T feature frames, F mel bins.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lhotse import CutSet
 
 from pruned_rnnt.align.picture import draw_utterance
-from pruned_rnnt.data.audio.feature_kinds import FBANK
+from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
 from pruned_rnnt.data.audio.recordings import last_line
+from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.diagnostics.labels import drawn_by_browser
 from pruned_rnnt.diagnostics.utterance_figure import spectrogram_figure
+from pruned_rnnt.model.activation_ranges import activation_ranges
 from pruned_rnnt.model.build_model import as_transducer
+from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.report.clips import Clip, picture_clip
+from pruned_rnnt.report.ranges import RangeSection, range_section
 from pruned_rnnt.report.scored_set import ScoredUtterance
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_file import ResultFile
@@ -45,6 +50,7 @@ class UtterancePictures:
 
     def __init__(self, config: ExperimentConfig, result: ResultFile) -> None:
         self.model: TransducerModel | None = None
+        self.encoder: Encoder | None = None
         self.problem = ""
         self.stored, self.kind = config.data.features == "stored", config.feature_kind
         self.tokenizer = run_tokenizer(config.folder)
@@ -58,6 +64,7 @@ class UtterancePictures:
         decode = dataclasses.replace(config.decode, checkpoint=checkpoint, **_of_model(result))
         try:
             loaded = load_model(dataclasses.replace(config, decode=decode))
+            self.encoder = loaded.model.encoder
             self.model = as_transducer(loaded.model, "a picture of the lattice")
         except (OSError, ValueError) as error:
             self.problem = f"Pictures have no lattice: {last_line(error)}."
@@ -72,16 +79,31 @@ class UtterancePictures:
         except Exception as error:  # readers of audio and features raise errors of every kind
             return Clip("", f"no picture: {last_line(error)}")
 
-    def _draw(self, utterance: ScoredUtterance, cut: Any) -> Figure:
+    def ranges(self, cuts: Sequence[Any]) -> RangeSection | None:
+        """The ranges of the encoder's inputs of matrix products on some utterances.
+
+        None without a checkpoint, or if an utterance cannot be read.
+        """
+        if self.encoder is None:
+            return None
+        try:
+            features = [self._batch(cut, self.kind).features_NTF[0] for cut in cuts]
+        except Exception:  # as in `clip`, which says why
+            return None
+        least = self.encoder.receptive_field + int(self.kind.needs_samples)
+        features = [each_TF for each_TF in features if len(each_TF) >= least]
+        found = activation_ranges(self.encoder, features)
+        return range_section(found, len(features), self.encoder.config.kind)
+
+    def _batch(self, cut: Any, kind: FeatureKind) -> Batch:
         dataset = SpeechDataset(
-            self.tokenizer,
-            stored=self.stored,
-            # A picture without the model shows log-mel energies.
-            kind=self.kind if self.model is not None else FBANK,
-            augmenter=None,
-            bad_audio="stop",
+            self.tokenizer, stored=self.stored, kind=kind, augmenter=None, bad_audio="stop"
         )
-        batch = dataset[0, CutSet.from_cuts([cut])]
+        return dataset[0, CutSet.from_cuts([cut])]
+
+    def _draw(self, utterance: ScoredUtterance, cut: Any) -> Figure:
+        # A picture without the model shows log-mel energies.
+        batch = self._batch(cut, self.kind if self.model is not None else FBANK)
         if self.model is None:
             words = [(word.word, word.start) for word in utterance.words]
             return spectrogram_figure(batch.features_NTF[0], FEATURE_SECONDS, words)

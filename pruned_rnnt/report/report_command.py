@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.report.clips import ByteBudget
 from pruned_rnnt.report.comparison import Comparison, compare, partner
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _MEGABYTE = 1_000_000
+# On which ranges of activations are computed; more hardly change them, but take longer.
+_RANGE_UTTERANCES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +172,13 @@ def _sections(
         for number, (split, each) in enumerate(scored.items()):
             own = ByteBudget(budget // (len(scored) - number))
             left_before = own.left
-            pictures, problems = None, []
+            pictures, problems, ranges = None, [], None
             if options.pictures and options.utterances and each.details.cuts and run.config:
                 pictures, problem = _pictures(run, each.result)
                 problems = [problem] if problem else []
+                # One set is enough.
+                if pictures is not None and number == 0:
+                    ranges = pictures.ranges(_spread(list(each.details.cuts.values())))
             worst = []
             for shown in worst_utterances(
                 each,
@@ -196,9 +201,15 @@ def _sections(
                     worst,
                     problems,
                     own.left_out,
+                    ranges,
                 )
             )
     return sections
+
+
+def _spread(cuts: Sequence[Any]) -> Sequence[Any]:
+    """A few cuts, evenly spread."""
+    return cuts[:: max(1, len(cuts) // _RANGE_UTTERANCES)][:_RANGE_UTTERANCES]
 
 
 def _pictures(run: ReportRun, result: ResultFile) -> tuple[UtterancePictures | None, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pruned_rnnt.report.charts import Bars, Chart, bar_chart
 from pruned_rnnt.report.comparison import Comparison
 from pruned_rnnt.report.delays import DelaySection, delay_section
+from pruned_rnnt.report.ranges import RangeSection
 from pruned_rnnt.report.scored_set import GroupRate, ScoredSet
 from pruned_rnnt.report.tables import (
     Table,
@@ -28,6 +29,7 @@ class SetSection:
     key: a name for ids in the page.
     problems: sentences about what is missing.
     left_out: number of clips that did not fit into the page.
+    ranges: of the model's activations on the set; the first set alone has them.
     """
 
     key: str
@@ -46,6 +48,7 @@ class SetSection:
     worst: Sequence[WorstUtterance]
     problems: Sequence[str]
     left_out: int
+    ranges: RangeSection | None
 
     @property
     def tables(self) -> list[Table]:
@@ -69,6 +72,7 @@ def set_section(
     worst: Sequence[WorstUtterance],
     problems: Sequence[str],
     left_out: int,
+    ranges: RangeSection | None = None,
 ) -> SetSection:
     """Make the charts and tables of a set.
 
@@ -100,6 +104,7 @@ def set_section(
         worst=worst,
         problems=[*scored.problems, *problems],
         left_out=left_out,
+        ranges=ranges,
     )
 
 

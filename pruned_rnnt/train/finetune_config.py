@@ -21,8 +21,9 @@ class FinetuneConfig:
         predictor, joiner and the top layer have the full rate.
     checkpoint: for a run as source: its checkpoint, as decode.checkpoint names it.
     tokens: for an icefall checkpoint: its bpe.model or tokens.txt, if they are not beside it.
-    quantise: round the encoder's matrices in each pass as files of `export --precision` do, so that
-        training makes up for it; none for no rounding. The result is an ordinary model.
+    quantise: round the matrices of the encoder, and those before the joiner's activation, in each
+        pass as files of `export --precision` do, so that training makes up for it; none for no
+        rounding. The result is an ordinary model.
     trust: allow an icefall checkpoint to run code when it is loaded, as pickle files can.
     """
 

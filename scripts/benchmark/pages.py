@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
+from scripts.benchmark.quantised_table import quantised
 from scripts.benchmark.training_tables import (
     cold_start,
     loader,
@@ -199,6 +200,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "decoding": decoding,
     "transcribe": transcribe,
     "export": export,
+    "quantised": quantised,
 }
 
 

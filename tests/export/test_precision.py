@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pruned_rnnt.export.onnx_layers import layers, tidy
+from pruned_rnnt.export.onnx_layers import layers, shorten_names, tidy
 from pruned_rnnt.export.precision import (
     QUANTISED,
     QuantisedPrecision,
@@ -17,7 +17,7 @@ from pruned_rnnt.export.precision import (
 from tests.export.matrix_models import relative_error, rows, run, write_model
 
 onnx = pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 
 # Of outputs of three layers with random weights; measured 0.02 and 0.15.
 TOLERANCE = {"int8": 0.05, "int4": 0.25}
@@ -70,6 +70,48 @@ def test_kept_layers_stay_float(path: Path, precision: QuantisedPrecision) -> No
     names = [layer.name for layer in layers(onnx.load(path))]
     write_quantised(precision, path, target, names)
     assert (run(target, rows()) == run(path, rows())).all()
+
+
+def test_short_names_change_no_output(tmp_path: Path, path: Path) -> None:
+    """Inputs, outputs and layers keep their names, also where a short name is taken."""
+    model = onnx.load(path)
+    model.graph.input[0].name = "0"
+    for node in model.graph.node:
+        node.input[:] = ["0" if name == "x" else name for name in node.input]
+    onnx.save(model, tmp_path / "long.onnx")
+    shorten_names(model)
+    onnx.save(model, tmp_path / "short.onnx")
+    assert [value.name for value in (*model.graph.input, *model.graph.output)] == ["0", "y"]
+    assert [layer.name for layer in layers(model)] == ["first", "second", "joiner.third", "conv"]
+    values = {name for node in model.graph.node for name in (*node.input, *node.output)}
+    assert max(map(len, values)) <= 2
+    assert {node.name for node in model.graph.node if node.op_type == "Relu"} == {""}
+    outputs = [
+        onnxruntime.InferenceSession(
+            tmp_path / f"{name}.onnx", providers=["CPUExecutionProvider"]
+        ).run(None, {"0": rows()})[0]
+        for name in ("long", "short")
+    ]
+    assert (outputs[0] == outputs[1]).all()
+
+
+def test_names_inside_of_conditions_stay_connected(tmp_path: Path) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 20]>
+    branches (bool flag, float[2] x) => (float[2] y) {
+        doubled = Add(x, x)
+        y = If (flag) <
+            then_branch = one () => (float[2] inside) { inside = Neg(doubled) },
+            else_branch = two () => (float[2] inside) { inside = Identity(doubled) }
+        >
+    }"""
+    model = onnx.parser.parse_model(text)
+    shorten_names(model)
+    onnx.checker.check_model(model)
+    onnx.save(model, tmp_path / "a.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+    x = np.array([1, 2], dtype=np.float32)
+    for flag, sign in ((True, -2), (False, 2)):
+        assert (session.run(None, {"flag": np.array(flag), "x": x})[0] == sign * x).all()
 
 
 def test_rounded_weight_is_that_of_the_file(path: Path) -> None:

@@ -13,18 +13,20 @@ import torch
 
 import pruned_rnnt
 from pruned_rnnt.data.audio.features import audio_features
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.tdt_features import KaldiFeatures, sherpa_tdt_features
 from pruned_rnnt.export.tdt_graphs import tdt_tokens
-from pruned_rnnt.export.verify import run_recognise, verify
+from pruned_rnnt.export.verify import converted_features, run_recognise, verify
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 from pruned_rnnt.system.usage_errors import ExportError
 from tests.tiny_models import tiny_conformer, tiny_model
 
@@ -90,13 +92,37 @@ def test_sherpa_onnx_finds_our_texts(
     assert beam[0]["text"]
 
 
-def test_onnx_folder_is_not_loaded_as_a_transducer(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    export_onnx(
-        ModelFile(make_model(tokenizer, 2, (0, 1, 2)), tokenizer), tmp_path, OnnxOptions(), "test"
-    )
-    with pytest.raises(ExportError, match=r"TDT model, which only sherpa-onnx runs.*load the run"):
-        pruned_rnnt.load(tmp_path)
-    assert "pruned_rnnt.load" not in use_of_export(tmp_path, "onnx")
+@pytest.mark.parametrize(
+    ("context_size", "durations"), [(2, (0, 1, 2, 3, 4)), (1, (2, 0, 1, 5))], ids=["two", "one"]
+)
+def test_onnxruntime_finds_the_path_of_our_search(
+    context_size: int,
+    durations: tuple[int, ...],
+    tokenizer: Tokenizer,
+    audio: list[Path],
+    tmp_path: Path,
+) -> None:
+    """On the converted features of sherpa-onnx; `pruned_rnnt.load` opens such a folder."""
+    model = make_model(tokenizer, context_size, durations)
+    encoder, *_ = export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "tests")
+    recogniser = pruned_rnnt.load(tmp_path)
+    lengths = []
+    for path in audio[:2]:
+        samples_S = soundfile.read(path, dtype="float32")[0]
+        features_TF = converted_features(encoder, sherpa_tdt_features(samples_S))
+        encoded_NTE, frames = model.encode(features_TF[None], torch.tensor([len(features_TF)]))
+        expected = new_greedy_search(model, [UNKNOWN_ID], 0)(encoded_NTE, frames)[0]
+        assert isinstance(recogniser, OnnxRecogniser)
+        found = recogniser._best_tdt_path(samples_S)
+        for name in ("symbols", "frames", "durations"):
+            assert getattr(found, name) == getattr(expected, name), name
+        # Not equal: the file's logits leave out `<unk>`.
+        assert all(score < 0 for score in found.symbol_scores)
+        lengths.append(len(found.symbols))
+        assert recogniser.transcribe(samples_S).text == tokenizer.decode(expected.symbols)
+    assert min(lengths) > 3
+    assert recogniser.transcribe(audio[2]).text == ""
+    assert "pruned_rnnt.load" in use_of_export(tmp_path, "onnx")
 
 
 def test_tokens_end_with_the_blank(tokenizer: Tokenizer) -> None:

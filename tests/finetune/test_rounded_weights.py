@@ -51,6 +51,14 @@ def test_the_encoder_computes_with_rounded_weights_and_keeps_its_own() -> None:
         assert torch.equal(value, before[name])
 
 
+def test_a_layer_alone_can_be_rounded() -> None:
+    layer = nn.Linear(64, 64)
+    x_NI = torch.randn(5, 64)
+    expected = nn.functional.linear(x_NI, rounded(layer.weight, "int4"), layer.bias)
+    assert round_weights(layer, "int4") == [""]
+    torch.testing.assert_close(layer(x_NI), expected)
+
+
 def test_weights_are_restored_after_an_error() -> None:
     encoder = nn.Sequential(nn.Linear(64, 64))
     weight = encoder[0].weight

@@ -64,6 +64,7 @@ def test_worst_utterances_have_audio_and_pictures(run: Path, tmp_path: Path) -> 
     page = report(run, tmp_path, "--utterances", "3")
     articles = page.find("article")
     assert len(articles) == 3
+    assert [each.attributes.get("id") for each in page.find("section")].count("ranges") == 1
     seconds = table(page, "set-0-utterances")
     for article in articles:
         name = article.find("h3")[0].text

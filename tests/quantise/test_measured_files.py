@@ -1,0 +1,60 @@
+"""Errors of exported files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.quantise import measured_files
+from pruned_rnnt.quantise.measured_files import Utterance, file_errors, utterances
+from pruned_rnnt.transcribe.transcription import Transcription
+
+
+def batch(features_NTF: torch.Tensor, lengths: list[int]) -> Batch:
+    names = tuple("abc"[: len(lengths)])
+    return Batch(
+        features_NTF=features_NTF,
+        feature_lengths_N=torch.tensor(lengths),
+        targets_NU=torch.zeros(len(lengths), 1, dtype=torch.int64),
+        target_lengths_N=torch.ones(len(lengths), dtype=torch.int64),
+        texts=names,
+        ids=names,
+        durations=(1.0,) * len(lengths),
+        words=((),) * len(lengths),
+    )
+
+
+@pytest.mark.parametrize("are_samples", [False, True])
+def test_utterances_have_no_padding(are_samples: bool) -> None:
+    features_NTF = torch.arange(24.0).view(2, 3, 4)
+    first, second = utterances([batch(features_NTF, [3, 2])], are_samples=are_samples)
+    assert (first.id, second.id, second.text) == ("a", "b", "b")
+    if are_samples:
+        assert isinstance(second.audio, np.ndarray)
+        assert second.audio.tolist() == list(range(12, 20))
+    else:
+        assert torch.equal(torch.as_tensor(second.audio), features_NTF[1, :2])
+
+
+def test_files_decode_an_utterance_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sherpa-onnx does; a second pass may insert words where a model emits early."""
+    seen: dict[str, Any] = {}
+
+    class Recogniser:
+        def __init__(self, folder: Path, **options: Any) -> None:
+            seen.update(options, folder=folder)
+
+        def transcribe_each(self, audio: list[Any], *, words: bool) -> Any:
+            return iter([Transcription(text="one four", words=(), score=0.0, seconds=1.0)])
+
+    monkeypatch.setattr(measured_files, "OnnxRecogniser", Recogniser)
+    found = file_errors(Path("out"), "int4", [Utterance("a", torch.zeros(9, 80), "one two three")])
+    assert seen["segments"].lost_speech == "ignore"
+    assert seen["precision"] == "int4"
+    assert (found.errors, found.words) == ((2,), (3,))
+    assert found.counts.substitutions == found.counts.deletions == 1
