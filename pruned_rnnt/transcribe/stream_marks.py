@@ -86,7 +86,9 @@ class StreamMarks:
                 # Perhaps it becomes long enough.
                 checked = begin
         new = [n for n in symbols if self._checked <= n < checked]
-        self._found += as_marks(gaps, without_speech(speech, new))
+        self._found += as_marks(
+            {"speech without text": gaps, "text without speech": without_speech(speech, new)}
+        )
         self._checked = checked
         first = max(0, checked - _CONTEXT_FRAMES)
         if first > self._begin:
