@@ -7,7 +7,7 @@ head needs no gap to show this: symbols may be lost between two others that are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pruned_rnnt.decode.scoring.error_statistics import align_words
@@ -55,24 +55,35 @@ def disagreements(path: FoundPath) -> list[Disagreement]:
     return found
 
 
-def _different(
-    one: tuple[int, ...], other: tuple[int, ...]
-) -> Iterator[tuple[list[int], list[int]]]:
-    """The positions in both rows of symbols, for each stretch in which they differ."""
-    ones, others = list[int](), list[int]()
-    i = j = 0
-    for first, second in align_words([str(s) for s in one], [str(s) for s in other]):
+def heard_frames(path: FoundPath) -> list[int]:
+    """The frame of each symbol: that of the head, if it has the same one, else that of the path."""
+    frames = list(path.symbol_frames)
+    if path.head is not None:
+        for match in _matches(path.head.spikes.symbols, path.hypothesis.symbols):
+            frames[match.place] = path.head.spikes.frames[match.spike]
+    return frames
+
+
+class _Match(NamedTuple):
+    """Positions of a symbol that the head and the path have in common."""
+
+    spike: int
+    place: int
+
+
+def _matches(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[_Match]:
+    spike = place = 0
+    for first, second in align_words([str(s) for s in spikes], [str(s) for s in symbols]):
         if first == second:
-            if ones or others:
-                yield ones, others
-            ones, others = [], []
-        if first is not None:
-            if first != second:
-                ones.append(i)
-            i += 1
-        if second is not None:
-            if first != second:
-                others.append(j)
-            j += 1
-    if ones or others:
-        yield ones, others
+            yield _Match(spike, place)
+        spike += first is not None
+        place += second is not None
+
+
+def _different(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[tuple[range, range]]:
+    """The positions in both, for each stretch between two symbols that they have in common."""
+    spike = place = 0
+    for match in [*_matches(spikes, symbols), _Match(len(spikes), len(symbols))]:
+        if match != (spike, place):
+            yield range(spike, match.spike), range(place, match.place)
+        spike, place = match.spike + 1, match.place + 1
