@@ -24,10 +24,12 @@ import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 import pruned_rnnt
 from pruned_rnnt.decode.scoring.error_statistics import LEAST_WORDS, lost_runs_of_pairs
@@ -36,6 +38,7 @@ from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.segments import SegmentConfig
+from scripts.benchmark.results import commit, machine
 from scripts.lost_conditions import Conditions, Spoken, TimedReference, read_utterances
 
 PADDING_SECONDS = (0.25, 0.5, 1.0, 1.5, 2.0)
@@ -234,6 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", type=Path)
+    parser.add_argument("--label", help="what the rows call the model; its file name if not given")
     options = parser.parse_intermixed_args(arguments)
     if options.padding_step is not None:
         if not 0 < options.padding_step <= _MOST_PADDING:
@@ -251,6 +255,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     utterances = read_utterances(options.data, options.split, options.utterances)
     conditions = Conditions(utterances, options.seed)
+    how = {
+        "model": options.label or Path(options.model).name,
+        "settings": options.settings,
+        "live": sizes,
+        "lost_speech": options.lost_speech,
+        "machine": machine(options.device),
+        "torch": torch.__version__,
+        "commit": commit(),
+        "date": f"{date.today():%Y-%m-%d}",
+    }
     print(f"{'condition':38}  words     WER   lost unmarked  false       x")
     for name, make in conditions.all(options.padding, options.lengths):
         if options.only and not any(part in name for part in options.only):
@@ -265,12 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         if options.rows is not None:
             with options.rows.open("a", encoding="utf-8") as file:
-                how = {
-                    "settings": options.settings,
-                    "live": sizes,
-                    "lost_speech": options.lost_speech,
-                }
-                file.write(json.dumps({"model": options.model, **how, **asdict(row)}) + "\n")
+                file.write(json.dumps({**how, **asdict(row)}) + "\n")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of the process: {peak:.0f} MiB")
 
