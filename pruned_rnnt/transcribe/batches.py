@@ -42,6 +42,7 @@ from pruned_rnnt.transcribe.lost_speech import (
     loudest_nearby,
     may_need_marks,
     part_to_retry,
+    spoken_places,
     stretches,
     with_retried,
     without_speech,
@@ -331,12 +332,12 @@ class SegmentBatches:
             found = yield from self._decoder.best_paths(
                 parts_of_batch(batch, parts, self._decoder.least_frames), True
             )
-            for retry, path in zip(now, found, strict=True):
+            for retry, again in zip(now, found, strict=True):
                 results[retry.row] = with_retried(
                     results[retry.row],
                     retry.gap,
                     retry.part,
-                    FoundPath(*path, self._decoder.frame_step),
+                    FoundPath(*again, self._decoder.frame_step),
                 )
         return results
 
@@ -344,7 +345,7 @@ class SegmentBatches:
 def _gaps(path: FoundPath, speech: Sequence[Stretch]) -> list[Stretch]:
     """Where a path perhaps lacks symbols, by the energy or by the CTC head."""
     least = LEAST_FRAMES if path.head is None else RETRIED_FRAMES
-    quiet = without_text(speech, path.symbol_places, least)
+    quiet = without_text(speech, spoken_places(path, speech), least)
     known = [each.stretch for each in disagreements(path) if each.is_lost and each.is_empty]
     return quiet + [
         gap for gap in known if not any(gap.begin < q.end and q.begin < gap.end for q in quiet)
@@ -362,8 +363,9 @@ def _marks(path: FoundPath, speech: Sequence[Stretch] | None, begin: int) -> lis
         ],
     }
     if speech is not None:
-        lost += without_text(speech, path.symbol_places)
-        found["text without speech"] = without_speech(speech, path.symbol_places)
+        places = spoken_places(path, speech)
+        lost += without_text(speech, places)
+        found["text without speech"] = without_speech(speech, places)
     return as_marks(found, begin)
 
 

@@ -136,6 +136,22 @@ def without_speech(speech: Sequence[Stretch], symbol_places: Sequence[int]) -> l
     return found
 
 
+def spoken_places(path: FoundPath, speech: Sequence[Stretch]) -> list[int]:
+    """The feature frames of the symbols, as far as known.
+
+    A transducer that sees whole utterances may emit symbols before they are spoken. Without a CTC
+    head, those emitted in silence are taken to the beginning of the next speech.
+    """
+    if path.head is not None:
+        return path.symbol_places
+    places = []
+    for place in path.symbol_places:
+        ahead = [stretch.begin for stretch in speech if stretch.begin >= place]
+        is_alone = not any(_belongs(place, stretch) for stretch in speech)
+        places.append(min(ahead) if is_alone and ahead else place)
+    return places
+
+
 def part_to_retry(gap: Stretch, frames: int, step: int) -> Stretch:
     """The gap with some context, at a multiple of an encoder frame of `step` feature frames."""
     begin = max(0, gap.begin - _CONTEXT) // step * step
