@@ -66,6 +66,7 @@ class Row:
     unmarked: int
     false_marks: int
     speed: float
+    cpu_seconds: float
 
 
 class MarkedText(NamedTuple):
@@ -110,12 +111,12 @@ def measured(
     sizes: Mapping[str, int] | None = None,
 ) -> Row:
     """Transcribe the recordings of a condition: files, or live streams with these chunks."""
-    started = time.perf_counter()
+    started, started_cpu = time.perf_counter(), time.process_time()
     if sizes is None:
         results = transcribe_files(recogniser, recordings)
     else:
         results = transcribe_streams(recogniser, recordings, sizes)
-    taken = time.perf_counter() - started
+    taken, cpu = time.perf_counter() - started, time.process_time() - started_cpu
     scores = [score(*pair) for pair in zip(recordings, results, strict=True)]
     seconds = sum(recording.seconds for recording in recordings)
     return Row(
@@ -129,6 +130,7 @@ def measured(
         unmarked=sum(each.unmarked for each in scores),
         false_marks=sum(each.false_marks for each in scores),
         speed=round(seconds / taken, 1),
+        cpu_seconds=round(cpu, 2),
     )
 
 
