@@ -110,6 +110,8 @@ class StreamMarks:
             elif begin < reach < gap.end:
                 # Perhaps it becomes long enough.
                 checked = min(checked, begin)
+        # What lies behind is found again.
+        gaps = [Stretch(gap.begin, min(gap.end, checked)) for gap in gaps if gap.begin < checked]
         new = [n for n in symbols if self._checked <= n < checked]
         self._found += as_marks(
             {"speech without text": gaps, "text without speech": without_speech(speech, new)}
