@@ -66,14 +66,18 @@ def test_the_diagnostics_example_runs(capsys: pytest.CaptureFixture[str]) -> Non
     assert "s_range=5" in capsys.readouterr().out
 
 
-def test_performance_page_shows_the_committed_rows() -> None:
-    page = pages.PAGE.read_text(encoding="utf-8")
-    assert pages.rendered(page) == page, "run python -m scripts.benchmark.pages"
-    assert set(re.findall(r"<!-- rows: (\w+) -->", page)) == set(pages.TABLES)
+def test_pages_show_the_committed_rows() -> None:
+    named = set()
+    for path in pages.PAGES:
+        page = path.read_text(encoding="utf-8")
+        assert pages.rendered(page) == page, "run python -m scripts.benchmark.pages"
+        named.update(re.findall(r"<!-- rows: (\w+) -->", page))
+    assert named == set(pages.TABLES)
 
 
-def test_no_measured_number_outside_the_tables() -> None:
-    text = pages.text_outside(pages.PAGE.read_text(encoding="utf-8"))
+@pytest.mark.parametrize("path", pages.PAGES, ids=lambda path: path.stem)
+def test_no_measured_number_outside_the_tables(path: Path) -> None:
+    text = pages.text_outside(path.read_text(encoding="utf-8"))
     assert not re.findall(r"\d[\d.,]*\s?(?:ms|s|MiB|GiB|x|times|%)(?!\w)", text)
 
 

@@ -10,6 +10,7 @@ from pruned_rnnt.config.checks import Removed, check_at_least
 from pruned_rnnt.decode.encode import Precision
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.scoring.headline import MetricChoice
+from pruned_rnnt.model.encoder import WHOLE
 
 BEAM_METHODS = ("modified_beam", "ctc_prefix_beam")
 _NEEDS_BEAM = f"decode.method={' or '.join(BEAM_METHODS)}"
@@ -45,7 +46,7 @@ class DecodeConfig:
     beam_size, num_best: for modified beam search and CTC prefix beam search.
     length_norm: order hypotheses of modified beam search by score per symbol.
     chunk, left: encoder frames (40 ms) in a chunk of a causal encoder, and of its left context; 0:
-        as the model is configured.
+        as the model is configured. A chunk of -1 is the whole utterance.
     metric: of error rates in result files, of validations, and of the best checkpoint: wer counts
         words, cer characters without spaces. `auto`: cer if more than a tenth of the references are
         in a script without spaces between words (Chinese, Japanese, Thai, ...).
@@ -89,7 +90,12 @@ class DecodeConfig:
             raise ValueError(f"decode.split is {self.split!r}, needs names of splits")
         object.__setattr__(self, "split", ",".join(str(split).strip() for split in splits))
         check_at_least("decode", self, max_symbols_per_frame=0, beam_size=1, num_best=1)
-        check_at_least("decode", self, chunk=0, left=0)
+        check_at_least("decode", self, chunk=WHOLE, left=0)
+        if self.chunk == WHOLE and self.left:
+            raise ValueError(
+                f"decode.left is {self.left}, but decode.chunk is {WHOLE}: a whole utterance has "
+                "no left context, needs decode.left=0"
+            )
         if self.batch_seconds is not None and not self.batch_seconds >= 0:
             raise ValueError(f"decode.batch_seconds is {self.batch_seconds}, needs >= 0 or null")
         if self.fusion.enabled and self.method not in BEAM_METHODS:

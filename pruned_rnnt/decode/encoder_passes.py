@@ -8,7 +8,7 @@ import torch
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import compute_dtype
-from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.encoder import WHOLE, Encoder
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.kernels.available import kernel_report, set_mode, use_kernels
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -82,4 +82,4 @@ def set_chunks(model: SpeechModel, config: DecodeConfig) -> None:
     chunk = config.chunk or trained_chunk
     # Rounded up to whole chunks.
     left = config.left or -(-trained_left // chunk) * chunk
-    model.encoder.set_chunks(chunk, left)
+    model.encoder.set_chunks(chunk, 0 if chunk == WHOLE else left)

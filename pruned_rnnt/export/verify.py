@@ -251,7 +251,7 @@ def _recognise(
     decoder = StreamDecoder(model, search, stream.chunk_size, stream.left_frames)
     state, symbols = decoder.start(1), list[int]()
     for chunk_NTF in _chunks(encoder.module, feature_TF):
-        state, found = decoder.chunk(chunk_NTF, state)
+        state, found, _ = decoder.chunk(chunk_NTF, state)
         symbols += found.result()[0][0].part.symbols
     return tuple(symbols)
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pruned_rnnt.config.checks import check_at_least, check_fractions
-from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.encoder import WHOLE, EncoderConfig
 from pruned_rnnt.model.feature_norm import FeatureNorm, check_feature_norm
 
 # Left context of a stream, in chunks, for models trained with unlimited left context.
 _LEFT_CHUNKS = 4
+# Of a stream, in frames, for models trained with whole utterances alone.
+_CHUNK = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +34,11 @@ class ConformerSettings(EncoderConfig):
         count most, so that silence around the speech changes nothing; `bins`: each mel bin gets the
         mean 0 and the standard deviation 1 within the utterance.
     chunk_size: for a causal encoder: frames of 40 ms (fastconformer: 80 ms) in a chunk, which
-        attend to each other.
+        attend to each other; -1: those of the whole utterance.
     left_chunks: for a causal encoder: earlier chunks that a chunk attends to; null for all.
     chunk_sizes: for a causal encoder: training samples the chunk size of each batch from these; if
-        empty, it is always chunk_size.
+        empty, it is always chunk_size. With -1 among them, one model decodes whole utterances
+        (decode.chunk=-1), too.
     """
 
     least_mel_bins: ClassVar[int] = 1
@@ -56,7 +59,12 @@ class ConformerSettings(EncoderConfig):
         sizes = ("layers", "dim", "heads", "feedforward_dim", "kernel_size", "subsampling_channels")
         least = dict.fromkeys(sizes, 1)
         check_at_least("model.encoder", self, num_mel_bins=self.least_mel_bins, **least)
-        check_at_least("model.encoder", self, chunk_size=1, chunk_sizes=1, left_chunks=0)
+        check_at_least("model.encoder", self, chunk_size=WHOLE, chunk_sizes=WHOLE, left_chunks=0)
+        if 0 in (self.chunk_size, *self.chunk_sizes):
+            raise ValueError(
+                "model.encoder has a chunk of 0 frames, chunk_size and chunk_sizes need at least "
+                f"1, or {WHOLE} for whole utterances"
+            )
         check_fractions("model.encoder", self, "dropout", below_one=True)
         if self.dim % (2 * self.heads):
             raise ValueError(
@@ -70,5 +78,7 @@ class ConformerSettings(EncoderConfig):
 
     @property
     def stream_sizes(self) -> tuple[int, int]:
+        bounded = [size for size in (self.chunk_size, *self.chunk_sizes) if size != WHOLE]
+        chunk = bounded[0] if bounded else _CHUNK
         chunks = _LEFT_CHUNKS if self.left_chunks is None else self.left_chunks
-        return self.chunk_size, chunks * self.chunk_size
+        return chunk, chunks * chunk

@@ -22,7 +22,7 @@ from pruned_rnnt.model.attention import (
 )
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.depthwise import compute_dtype
-from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.encoder import WHOLE, Encoder
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 from pruned_rnnt.model.linear import Linear
 
@@ -65,7 +65,7 @@ class ConformerStack(Encoder):
 
     def set_chunks(self, chunk: int, left: int) -> None:
         super().set_chunks(chunk, left)
-        self.chunking = (chunk, left // chunk)
+        self.chunking = (chunk, 0 if chunk == WHOLE else left // chunk)
 
     def draw_choices(self) -> dict[str, Any]:
         config = self.config
@@ -83,9 +83,9 @@ class ConformerStack(Encoder):
             features_NTF: (N, T, F) log-mel energies; frames beyond the length are ignored.
             feature_lengths: (N,) integer, on any device; if on the CPU, the output lengths are
                 too, and can be read without synchronising with the GPU.
-            chunk_size: of a causal encoder, in encoder frames. None: in training, sampled from the
-                sizes in the configuration if it has some; otherwise the value of `set_chunks` or of
-                the configuration.
+            chunk_size: of a causal encoder, in encoder frames (-1: the whole utterance). None: in
+                training, sampled from the sizes in the configuration if it has some; otherwise the
+                value of `set_chunks` or of the configuration.
 
         Returns:
             (N, T', E), where T' is `output_lengths` of T, and the (N,) lengths in encoder frames,
@@ -126,10 +126,11 @@ class ConformerStack(Encoder):
         return x_NTE, lengths
 
     def _chunking(self, chunk_size: int | None) -> tuple[int | None, int | None]:
-        """The chunk size and the number of left chunks for this batch."""
+        """The chunk size and the number of left chunks for this batch; None: all frames."""
         config = self.config
         if not config.causal:
             return None, None
         if chunk_size is None and self.training:
             chunk_size = self.draw_choices().get("chunk_size")
-        return self.chunking if chunk_size is None else (chunk_size, config.left_chunks)
+        size, left = self.chunking if chunk_size is None else (chunk_size, config.left_chunks)
+        return (None, None) if size == WHOLE else (size, left)

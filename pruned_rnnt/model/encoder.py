@@ -17,6 +17,9 @@ from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 if TYPE_CHECKING:
     from pruned_rnnt.model.zipformer.schedule import Clock
 
+# As a chunk size: the whole utterance. As a left context: all of the past.
+WHOLE = -1
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
@@ -94,16 +97,17 @@ class Encoder(nn.Module):
         """Set the chunks of a causal encoder in evaluation mode, instead of the configured ones.
 
         Args:
-            chunk: encoder frames of a chunk.
-            left: encoder frames of left context; a multiple of chunk.
+            chunk: encoder frames of a chunk, or `WHOLE` for whole utterances.
+            left: encoder frames of left context; a multiple of chunk. Without meaning for `WHOLE`.
 
         Raises:
             ValueError: the encoder is not causal, or does not support these sizes.
         """
         self.check_causal()
-        if chunk < 1 or left < 0 or left % chunk:
+        if chunk != WHOLE and (chunk < 1 or left < 0 or left % chunk):
             raise ValueError(
-                f"chunk is {chunk} and left is {left}, need chunk >= 1 and left a multiple of chunk"
+                f"chunk is {chunk} and left is {left}, need chunk >= 1 and left a multiple of "
+                f"chunk, or chunk = {WHOLE} for whole utterances"
             )
 
     def check_causal(self) -> None:

@@ -29,17 +29,23 @@ from pruned_rnnt.transcribe.batch_input import (
     part_frames,
     parts_of_batch,
 )
+from pruned_rnnt.transcribe.head_evidence import disagreements
 from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
 from pruned_rnnt.transcribe.lost_speech import (
+    LEAST_FRAMES,
+    RETRIED_FRAMES,
     FoundPath,
     Mark,
+    MarkKind,
     Stretch,
+    as_marks,
     loudest_nearby,
-    marks,
     may_need_marks,
     part_to_retry,
+    spoken_places,
     stretches,
     with_retried,
+    without_speech,
     without_text,
 )
 from pruned_rnnt.transcribe.recordings import WholeRecording
@@ -270,9 +276,13 @@ class SegmentBatches:
             ]
             speech = yield from self._speech(found, rows, places)
             if self._lost_speech == "retry":
-                paths = yield from self._retried(found, paths, speech)
-            for row, own in speech.items():
-                found_marks[row] = marks(own, paths[row].symbol_places, places[row].begin)
+                paths = yield from self._retried(found, paths, speech, places)
+            found_marks = [
+                [] if is_silent else _marks(path, speech.get(row), place.begin)
+                for row, (is_silent, path, place) in enumerate(
+                    zip(is_silent_N.tolist(), paths, places, strict=True)
+                )
+            ]
         return [
             None if silent else DecodedSegment(path.hypothesis, path.head, place, own)
             for silent, path, place, own in zip(
@@ -296,15 +306,21 @@ class SegmentBatches:
         }
 
     def _retried(
-        self, batch: BatchInput, paths: Sequence[FoundPath], speech: Mapping[int, list[Stretch]]
+        self,
+        batch: BatchInput,
+        paths: Sequence[FoundPath],
+        speech: Mapping[int, list[Stretch]],
+        places: Sequence[SegmentPlace],
     ) -> Generator[None, None, list[FoundPath]]:
         """The paths, after speech that has no text in them was decoded by itself."""
         results = list(paths)
-        retries = [
-            _Retry(row, gap, part_to_retry(gap, own[-1].end, self._decoder.frame_step))
-            for row, own in speech.items()
-            for gap in without_text(own, paths[row].symbol_places)
-        ]
+        retries = []
+        for row, path in enumerate(paths):
+            own = speech.get(row, ())
+            for gap in _gaps(path, own):
+                end = max(own[-1].end, gap.end) if own else places[row].frames
+                part = part_to_retry(gap, end, self._decoder.frame_step)
+                retries.append(_Retry(row, gap, part))
         retries.sort(key=lambda retry: retry.frames)
         most = batch.features_NTF.shape[:2].numel()
         while retries:
@@ -316,14 +332,41 @@ class SegmentBatches:
             found = yield from self._decoder.best_paths(
                 parts_of_batch(batch, parts, self._decoder.least_frames), True
             )
-            for retry, path in zip(now, found, strict=True):
+            for retry, again in zip(now, found, strict=True):
                 results[retry.row] = with_retried(
                     results[retry.row],
                     retry.gap,
                     retry.part,
-                    FoundPath(*path, self._decoder.frame_step),
+                    FoundPath(*again, self._decoder.frame_step),
                 )
         return results
+
+
+def _gaps(path: FoundPath, speech: Sequence[Stretch]) -> list[Stretch]:
+    """Where a path perhaps lacks symbols, by the energy or by the CTC head."""
+    least = LEAST_FRAMES if path.head is None else RETRIED_FRAMES
+    quiet = without_text(speech, spoken_places(path, speech), least)
+    known = [each.stretch for each in disagreements(path) if each.is_lost and each.is_empty]
+    return quiet + [
+        gap for gap in known if not any(gap.begin < q.end and q.begin < gap.end for q in quiet)
+    ]
+
+
+def _marks(path: FoundPath, speech: Sequence[Stretch] | None, begin: int) -> list[Mark]:
+    """The marks of a path; speech: None if its energy has nothing to mark."""
+    differences = disagreements(path)
+    lost = [each.stretch for each in differences if each.is_lost]
+    found: dict[MarkKind, list[Stretch]] = {
+        "speech without text": lost,
+        "text unlike the speech": [
+            each.stretch for each in differences if each.is_doubtful and not each.is_lost
+        ],
+    }
+    if speech is not None:
+        places = spoken_places(path, speech)
+        lost += without_text(speech, places)
+        found["text without speech"] = without_speech(speech, places)
+    return as_marks(found, begin)
 
 
 def _go_on(batch: Generator[None]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from pruned_rnnt.decode.word_times import (
     word_spans,
 )
 from pruned_rnnt.transcribe.join import TimedUnit, join
-from pruned_rnnt.transcribe.lost_speech import Mark, still_without_text
+from pruned_rnnt.transcribe.lost_speech import Mark, clipped
 
 
 class SegmentPlace(NamedTuple):
@@ -79,10 +80,10 @@ class JoinedPath:
         """Add the path of the next segment, that of the CTC head through its symbols, and marks."""
         begin = place.begin * FEATURE_SECONDS
         self.score += found.score
-        self.marks += marks
         if place.overlap:
-            self._join(self._timed(found, head, begin), begin)
+            self._join(self._timed(found, head, begin), begin, marks)
         else:
+            self.marks += marks
             self._finish_words()
             self._begin = begin
             self._single = (found, head)
@@ -98,22 +99,18 @@ class JoinedPath:
         self._finish_words()
         return self._parts
 
-    def _join(self, tokens: list[TimedToken], begin: float) -> None:
-        """Append tokens whose first ones may be of words that the path has, too."""
+    def _join(self, tokens: list[TimedToken], begin: float, marks: Sequence[Mark]) -> None:
+        """Append tokens whose first ones may be of words that the path has, too, and marks."""
         self._make_tokens()
         place = join(self._units(self._tokens), self._units(tokens), begin, self._end)
         del self._tokens[place.keep :], tokens[: place.skip]
+        # Each window is marked where its own text is used.
+        cut = tokens[0].start if tokens else self._end
+        self.marks = clipped(self.marks, 0.0, cut) + clipped(marks, cut, math.inf)
         # The windows may place the word at which they are joined at different times.
         earliest = self._tokens[-1].end if self._tokens else 0.0
         self._tokens += [
             t._replace(start=max(t.start, earliest), end=max(t.end, earliest)) for t in tokens
-        ]
-        # One window may have the text that the other one lacks.
-        starts = [token.start for token in self._tokens]
-        self.marks = [
-            part
-            for mark in self.marks
-            for part in (still_without_text(mark, starts) if mark.end > begin else [mark])
         ]
 
     def _finish_words(self) -> None:

@@ -1,18 +1,19 @@
 """Speech without text, and text without speech, in what a model made of a segment.
 
 Transducers skip words without a sign, most often in audio unlike their training utterances. Where
-a segment has speech but no symbol for longer than words take, that part is decoded again by itself;
-if it has no text then, either, it is marked. Likewise text is marked where nothing is said.
+a segment has speech but no symbol for about as long as words take, that part is decoded again by
+itself; if it has no text then, either, and is longer than words, it is marked. Likewise text is
+marked where nothing is said.
 
 The evidence is the energy of the audio (`speech_energy.speech_frames`), not the model, so it holds
-for models of any kind.
+for models of any kind. Models with a CTC head have more: `head_evidence`.
 
 Axes: N batch, T feature frames (10 ms), F mel bins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
@@ -29,14 +30,20 @@ from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 _BEFORE, _AFTER, _AFTER_LAST = 50, 30, 70
 # Pauses up to this are part of the speech; shorter speech without symbols is no word.
 _SHORT_PAUSE, LEAST_FRAMES = 20, 30
+# A shorter part is worth another look, if a CTC head judges what is found.
+RETRIED_FRAMES = 5
 # Symbols so far below the loudest one (13 dB) may be in silence.
 _FAR_BELOW = 3.0
 # A mark of a symbol without speech is as long as most encoder frames.
 _SYMBOL_FRAMES = 4
+# Symbols that a part has by itself are doubtful if the head gives one of them less than 0.05.
+_UNSURE = -3.0
+# A symbol may be placed so far from its place in another window.
+_SAME_FRAMES = 40
 # Kept on both sides of a part that is decoded again.
 _CONTEXT = 28
 
-MarkKind = Literal["speech without text", "text without speech"]
+MarkKind = Literal["speech without text", "text without speech", "text unlike the speech"]
 
 
 class Mark(NamedTuple):
@@ -71,10 +78,10 @@ def may_need_marks(loudest_T: Tensor, symbol_places: Sequence[int]) -> bool:
         return True
     reached = 0
     for place in places:
-        if place - _BEFORE - reached >= LEAST_FRAMES:
+        if place - _BEFORE - reached >= RETRIED_FRAMES:
             return True
         reached = place + _AFTER
-    if frames - (places[-1] + _AFTER_LAST) >= LEAST_FRAMES:
+    if frames - (places[-1] + _AFTER_LAST) >= RETRIED_FRAMES:
         return True
     loud_U = loudest_T[places]
     return bool(loud_U.min() < loud_U.max() - _FAR_BELOW)
@@ -92,22 +99,24 @@ def stretches(is_speech_T: Tensor) -> list[Stretch]:
     return found
 
 
-def without_text(speech: Sequence[Stretch], symbol_places: Sequence[int]) -> list[Stretch]:
+def without_text(
+    speech: Sequence[Stretch], symbol_places: Sequence[int], least: int = LEAST_FRAMES
+) -> list[Stretch]:
     """The stretches of speech, or parts of them, that no symbol belongs to.
 
-    symbol_places: feature frames of the symbols, in order.
+    symbol_places: feature frames of the symbols, in order. least: frames of such a part.
     """
     found = []
     for begin, end in speech:
         reached = begin
         for place in symbol_places:
             if _belongs(place, Stretch(begin, end)):
-                if place - _BEFORE - reached >= LEAST_FRAMES:
+                if place - _BEFORE - reached >= least:
                     found.append(Stretch(reached, place - _BEFORE))
                 reached = max(reached, place + _AFTER)
         if reached > begin:
             reached += _AFTER_LAST - _AFTER
-        if end - reached >= LEAST_FRAMES:
+        if end - reached >= least:
             found.append(Stretch(reached, end))
     return found
 
@@ -125,6 +134,22 @@ def without_speech(speech: Sequence[Stretch], symbol_places: Sequence[int]) -> l
             found.append(stretch)
         was_alone = is_alone
     return found
+
+
+def spoken_places(path: FoundPath, speech: Sequence[Stretch]) -> list[int]:
+    """The feature frames of the symbols, as far as known.
+
+    A transducer that sees whole utterances may emit symbols before they are spoken. Without a CTC
+    head, those emitted in silence are taken to the beginning of the next speech.
+    """
+    if path.head is not None:
+        return path.symbol_places
+    places = []
+    for place in path.symbol_places:
+        ahead = [stretch.begin for stretch in speech if stretch.begin >= place]
+        is_alone = not any(_belongs(place, stretch) for stretch in speech)
+        places.append(min(ahead) if is_alone and ahead else place)
+    return places
 
 
 def part_to_retry(gap: Stretch, frames: int, step: int) -> Stretch:
@@ -157,7 +182,9 @@ class FoundPath(NamedTuple):
 def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPath) -> FoundPath:
     """The path with the symbols that the part by itself has in the gap.
 
-    Unchanged if it has none, or only those that the path has beside the gap.
+    Those that the path has beside the gap are left out: the part begins and ends within them.
+    Unchanged, too, if the gap is short and the CTC head contradicts the symbols: a part without its
+    context invents.
     """
     offset = part.begin // path.step
     inside = [
@@ -166,10 +193,25 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
         if gap.begin - _AFTER <= part.begin + place < gap.end + _BEFORE
     ]
     place = sum(place < gap.begin for place in path.symbol_places)
-    symbols = tuple(retried.hypothesis.symbols[n] for n in inside)
     known = path.hypothesis.symbols
+    symbols = [retried.hypothesis.symbols[n] for n in inside]
     beside = (known[max(0, place - len(symbols)) : place], known[place : place + len(symbols)])
-    if not symbols or symbols in beside:
+    if not symbols or tuple(symbols) in beside:
+        return path
+    before, after = path.symbol_places[:place], path.symbol_places[place:]
+    while inside and before and symbols[0] == known[len(before) - 1]:
+        if part.begin + retried.symbol_places[inside[0]] - before[-1] > _SAME_FRAMES:
+            break
+        del symbols[0], inside[0]
+    while inside and after and symbols[-1] == known[place]:
+        if after[0] - part.begin - retried.symbol_places[inside[-1]] > _SAME_FRAMES:
+            break
+        del symbols[-1], inside[-1]
+    if not inside:
+        return path
+    if gap.end - gap.begin < LEAST_FRAMES and (
+        retried.head is None or min(retried.head.log_probs[n] for n in inside) < _UNSURE
+    ):
         return path
 
     def inserted(own: tuple, new: tuple, shift: int = 0) -> tuple:  # type: ignore[type-arg]
@@ -189,36 +231,41 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
         head = HeadPath(
             inserted(path.head.frames, retried.head.frames, offset),
             inserted(path.head.log_probs, retried.head.log_probs),
+            path.head.spikes,
         )
     return FoundPath(hypothesis, head, path.step)
 
 
-def marks(speech: Sequence[Stretch], symbol_places: Sequence[int], begin: int) -> list[Mark]:
-    """What is to be marked of a segment that begins at a feature frame of its recording."""
-    gaps, alone = without_text(speech, symbol_places), without_speech(speech, symbol_places)
-    return as_marks(gaps, alone, begin)
+def merged(found: Iterable[Stretch]) -> list[Stretch]:
+    """The stretches in order; those that overlap as one."""
+    together: list[Stretch] = []
+    for begin, end in sorted(found):
+        if together and begin <= together[-1].end:
+            begin, last = together.pop()
+            end = max(end, last)
+        together.append(Stretch(begin, end))
+    return together
 
 
-def as_marks(gaps: Sequence[Stretch], alone: Sequence[Stretch], begin: int = 0) -> list[Mark]:
-    """Marks of speech without text, and of text without speech, from a frame `begin` on."""
-    found = [(stretch, True) for stretch in gaps] + [(stretch, False) for stretch in alone]
-    return [
-        Mark(
-            "speech without text" if is_speech else "text without speech",
-            round((begin + stretch.begin) * FEATURE_SECONDS, 2),
-            round((begin + stretch.end) * FEATURE_SECONDS, 2),
-        )
-        for stretch, is_speech in sorted(found)
+def as_marks(found: Mapping[MarkKind, Iterable[Stretch]], begin: int = 0) -> list[Mark]:
+    """Marks of stretches of a segment that begins at this feature frame of its recording."""
+    made = [
+        Mark(kind, *(round((begin + frame) * FEATURE_SECONDS, 2) for frame in stretch))
+        for kind, own in found.items()
+        for stretch in merged(own)
     ]
+    return sorted(made, key=lambda mark: (mark.start, mark.end))
 
 
-def still_without_text(mark: Mark, symbol_starts: Sequence[float]) -> list[Mark]:
-    """The parts of a mark of speech that none of these symbols, at seconds, belongs to."""
-    if mark.kind != "speech without text":
-        return [mark]
-    speech = Stretch(*(round(second / FEATURE_SECONDS) for second in mark[1:]))
-    places = [round(second / FEATURE_SECONDS) for second in symbol_starts]
-    return marks([speech], [place for place in places if _belongs(place, speech)], 0)
+def clipped(marks: Iterable[Mark], begin: float, end: float) -> list[Mark]:
+    """The marks within these seconds; what is left of one that is cut must still be a mark."""
+    found = []
+    for mark in marks:
+        cut = mark._replace(start=max(mark.start, begin), end=min(mark.end, end))
+        least = LEAST_FRAMES * FEATURE_SECONDS if cut != mark else 0.0
+        if cut.end - cut.start > least:
+            found.append(cut)
+    return found
 
 
 def _belongs(place: int, speech: Stretch) -> bool:

@@ -175,11 +175,18 @@ class Stream:
         taken, self._finals = self._finals, []
         return taken
 
-    def extend(self, found: Sequence[Continuation], frames: int, features_TF: Tensor) -> bool:
+    def extend(
+        self,
+        found: Sequence[Continuation],
+        frames: int,
+        features_TF: Tensor,
+        head: Sequence[int],
+    ) -> bool:
         """Add the paths after the next frames, fewer than a chunk at the end of the stream.
 
         Args:
             features_TF: (T, F) on the CPU, of these frames and of those that they need.
+            head: the symbol that the CTC head prefers in each of the frames; empty without one.
 
         Returns:
             Whether the search of the stream must start again.
@@ -189,9 +196,9 @@ class Stream:
         self.audio.advance(encoder.shift)
         is_end = frames < encoder.chunk_size
         if self._marks is not None:
-            is_due = self._marks.accept(features_TF if is_end else features_TF[: encoder.shift])
-            if is_due:
-                self._marks.check(arc.frame for arc in self._path.best)
+            own_TF = features_TF if is_end else features_TF[: encoder.shift]
+            if self._marks.accept(own_TF, head):
+                self._marks.check(self._path.best)
         if is_end:
             self._end_text(self._path.best, "end")
             self._path.restart()
@@ -241,9 +248,8 @@ class Stream:
         self._language = tokenizer.language_of(symbols) or self._language
         marks: list[Mark] = []
         if self._marks is not None:
-            self._marks.add(arc.frame for arc in arcs)
-            tentative = [arc.frame for arc in self._path.best]
-            marks = self._marks.take(tentative, is_end=reason == "end")
+            self._marks.add(arcs)
+            marks = self._marks.take(self._path.best, is_end=reason == "end")
         self._finals.append(
             FinalText(
                 text=tokenizer.decode(symbols),

@@ -5,14 +5,20 @@ Axes: T feature frames (10 ms), F mel bins.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.stream_search import Arc
+from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes
+from pruned_rnnt.model.speech_model import BLANK
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.transcribe.head_evidence import disagreements, heard_frames
 from pruned_rnnt.transcribe.lost_speech import (
     LEAST_FRAMES,
+    FoundPath,
     Mark,
     Stretch,
     as_marks,
@@ -33,7 +39,8 @@ _MOST_FRAMES = 3000
 class StreamMarks:
     """Compares the symbols of a stream with its audio, in constant memory.
 
-    All frames count from the start of the stream; those of symbols are encoder frames.
+    All frames count from the start of the stream; those of symbols are encoder frames. A stream
+    emits its symbols anywhere in a chunk: where the CTC head has the same ones, its frames count.
 
     Args:
         step: feature frames of an encoder frame.
@@ -43,26 +50,37 @@ class StreamMarks:
         self._step = step
         self._features_TF: list[Tensor] = []
         self._begin = self._end = self._checked = 0
-        self._symbols: set[int] = set()
+        self._symbols: list[Arc] = []
+        # What the head heard, of all frames so far, of which it preferred `_preferred` last.
+        self._spikes: dict[int, int] = {}
+        self._heard, self._preferred = 0, BLANK
         self._found: list[Mark] = []
 
-    def accept(self, features_TF: Tensor) -> bool:
-        """Append (T, F) features; returns whether so many are unchecked that `check` is due."""
+    def accept(self, features_TF: Tensor, head: Sequence[int] = ()) -> bool:
+        """Append (T, F) features, and the symbols that the head prefers in the next frames.
+
+        Returns:
+            Whether so much is unchecked that `check` is due.
+        """
         self._features_TF.append(features_TF.clone())
+        for symbol in head:
+            if symbol not in (BLANK, self._preferred):
+                self._spikes[self._heard] = symbol
+            self._heard, self._preferred = self._heard + 1, symbol
         self._end += len(features_TF)
         return self._end - self._checked >= _MOST_FRAMES
 
-    def add(self, symbol_frames: Iterable[int]) -> None:
+    def add(self, arcs: Iterable[Arc]) -> None:
         """Symbols that are final."""
-        self._symbols.update(frame * self._step for frame in symbol_frames)
+        self._symbols += arcs
 
-    def take(self, tentative: Iterable[int], *, is_end: bool) -> list[Mark]:
+    def take(self, tentative: Iterable[Arc], *, is_end: bool) -> list[Mark]:
         """Check the audio, and return the marks found since the last call, in seconds."""
         self.check(tentative, is_end=is_end)
         taken, self._found = self._found, []
         return taken
 
-    def check(self, tentative: Iterable[int], *, is_end: bool = False) -> None:
+    def check(self, tentative: Iterable[Arc], *, is_end: bool = False) -> None:
         """Compare the audio with the final symbols and others.
 
         The last second waits for the next check, unless it is the end of the stream.
@@ -70,7 +88,8 @@ class StreamMarks:
         reach = self._end if is_end else self._end - _HOLD_FRAMES
         if reach <= self._checked:
             return
-        symbols = sorted(self._symbols.union(frame * self._step for frame in tentative))
+        path = self._path(tentative)
+        symbols = sorted(frame * self._step for frame in heard_frames(path))
         kept_TF = torch.cat(self._features_TF)
         is_speech_NT = speech_frames(kept_TF[None].float(), torch.tensor([len(kept_TF)]))
         speech = [
@@ -78,20 +97,46 @@ class StreamMarks:
             for begin, end in stretches(is_speech_NT[0])
         ]
         checked, gaps = reach, []
+        lost = [each.stretch for each in disagreements(path) if each.is_lost]
+        for gap in lost:
+            if self._checked <= gap.begin and gap.end <= reach:
+                gaps.append(gap)
+            elif gap.begin < reach < gap.end:
+                checked = min(checked, gap.begin)
         for gap in without_text(speech, symbols):
             begin, end = max(gap.begin, self._checked), min(gap.end, reach)
             if end - begin >= LEAST_FRAMES:
                 gaps.append(Stretch(begin, end))
             elif begin < reach < gap.end:
                 # Perhaps it becomes long enough.
-                checked = begin
+                checked = min(checked, begin)
+        # What lies behind is found again.
+        gaps = [Stretch(gap.begin, min(gap.end, checked)) for gap in gaps if gap.begin < checked]
         new = [n for n in symbols if self._checked <= n < checked]
-        self._found += as_marks(gaps, without_speech(speech, new))
+        self._found += as_marks(
+            {"speech without text": gaps, "text without speech": without_speech(speech, new)}
+        )
         self._checked = checked
         first = max(0, checked - _CONTEXT_FRAMES)
         if first > self._begin:
             self._features_TF = [kept_TF[first - self._begin :].clone()]
             self._begin = first
-            self._symbols = {n for n in self._symbols if n >= first}
+            self._symbols = [arc for arc in self._symbols if arc.frame * self._step >= first]
+            self._spikes = {n: s for n, s in self._spikes.items() if n * self._step >= first}
         else:
             self._features_TF = [kept_TF]
+
+    def _path(self, tentative: Iterable[Arc]) -> FoundPath:
+        """The symbols in the audio that is kept, and what the head heard there."""
+        arcs = sorted(dict.fromkeys([*self._symbols, *tentative]), key=lambda arc: arc.frame)
+        frames, scores = tuple(arc.frame for arc in arcs), tuple(arc.score for arc in arcs)
+        found = Hypothesis(
+            symbols=tuple(arc.symbol for arc in arcs),
+            frames=frames,
+            score=sum(scores),
+            symbol_scores=scores,
+        )
+        spikes = Spikes(tuple(self._spikes.values()), tuple(self._spikes))
+        # The head's probabilities of these symbols are not known: none is doubted.
+        head = HeadPath(frames, (0.0,) * len(frames), spikes) if self._heard else None
+        return FoundPath(found, head, self._step)

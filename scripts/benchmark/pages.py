@@ -1,6 +1,6 @@
-"""Tables and pictures of docs/performance.md, from the committed rows in results/*.jsonl.
+"""Tables and pictures of pages of docs, from the committed rows in results/*.jsonl.
 
-`python -m scripts.benchmark.pages` writes them; run it after adding rows. In the page each table is
+`python -m scripts.benchmark.pages` writes them; run it after adding rows. In a page each table is
 between `<!-- rows: NAME -->` and `<!-- end -->`, where NAME is a key of TABLES; the text around the
 tables is written by hand and contains no measured number. The tables show the newest run of each
 case: all rows with the commit of pruned_rnnt's last row, which were measured in one run. If that
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from scripts.benchmark import lost_speech_tables
 from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
 from scripts.benchmark.quantised_table import quantised
 from scripts.benchmark.training_tables import (
@@ -26,7 +27,7 @@ from scripts.benchmark.training_tables import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "performance.md"
+PAGES = (DOCS / "performance.md", DOCS / "lost_speech.md")
 OURS = "pruned_rnnt"
 _BLOCK = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
@@ -201,6 +202,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "transcribe": transcribe,
     "export": export,
     "quantised": quantised,
+    "lost_totals": lost_speech_tables.totals,
+    "lost_conditions": lost_speech_tables.conditions,
+    "lost_cost": lost_speech_tables.cost,
+    "lost_chunks": lost_speech_tables.chunks,
 }
 
 
@@ -214,7 +219,7 @@ def rendered(page: str) -> str:
     def block(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
         if name not in TABLES:
-            raise ValueError(f"{PAGE.name} names rows {name!r}, needs one of {sorted(TABLES)}")
+            raise ValueError(f"a page names rows {name!r}, needs one of {sorted(TABLES)}")
         return begin + TABLES[name]() + end
 
     return _BLOCK.sub(block, page)
@@ -301,10 +306,11 @@ def draw(picture: Picture) -> None:
 
 
 def main() -> None:
-    PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(rendered(page.read_text(encoding="utf-8")), encoding="utf-8")
     for picture in PICTURES:
         draw(picture)
-    print(f"wrote {PAGE} and {len(PICTURES)} pictures")
+    print(f"wrote {len(PAGES)} pages and {len(PICTURES)} pictures")
 
 
 if __name__ == "__main__":

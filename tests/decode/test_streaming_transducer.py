@@ -92,7 +92,7 @@ def test_stable_symbols_are_never_taken_back(loss: dict[str, Any], decode: dict[
     shown: list[int] = []
     for _ in range(20):
         chunk = torch.randn(1, stream.encoder.input_frames, 20, generator=generator) * 6 - 7
-        state, found = stream.chunk(chunk, state)
+        state, found, _ = stream.chunk(chunk, state)
         path.extend(found.result()[0], 4)
         now = [arc.symbol for arc in path.best[: path.stable]]
         assert path.settled <= path.stable

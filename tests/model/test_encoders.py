@@ -12,7 +12,7 @@ from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.conformer_settings import ConformerSettings
-from pruned_rnnt.model.encoder import Encoder, EncoderConfig
+from pruned_rnnt.model.encoder import WHOLE, Encoder, EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder, stream_encoder
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
 from tests.model.chunks import encode_chunks
@@ -89,6 +89,30 @@ def test_set_chunks_equals_a_stream(config: EncoderConfig, chunk: int, left_chun
         torch.testing.assert_close(streamed[n, :count], whole[n, :count], rtol=0, atol=1e-4)
     same = (chunk, left_chunks * chunk) == config.stream_sizes
     assert torch.equal(whole[0], as_trained[0]) == same
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+@torch.inference_mode()
+def test_the_whole_utterance_can_be_a_chunk(config: EncoderConfig) -> None:
+    """One model can stream, and decode whole utterances."""
+    encoder = make_encoder(config)
+    features, lengths = ragged([131, 110])
+    encoder.set_chunks(WHOLE, 0)
+    before, frames = encoder(features, lengths)
+    changed = features.clone()
+    changed[0, 120:] += 3.0
+    after, _ = encoder(changed, lengths)
+    # The first frame sees the last one; nothing sees padding.
+    assert (before[0, 0] - after[0, 0]).abs().max() > 1e-4
+    alone, _ = encoder(features[1:, :110], lengths[1:])
+    torch.testing.assert_close(before[1, : frames[1]], alone[0], rtol=0, atol=1e-5)
+    if isinstance(config, ConformerSettings):
+        one_chunk, _ = encoder(features, lengths, chunk_size=4000)
+        torch.testing.assert_close(before[0], one_chunk[0], rtol=0, atol=1e-5)
+    whole = dataclasses.replace(config, chunk_size=WHOLE)  # type: ignore[call-arg]
+    trained, _ = make_encoder(whole)(features, lengths)
+    assert torch.equal(trained, before)
+    assert min(whole.stream_sizes) > 0
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)

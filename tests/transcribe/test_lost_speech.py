@@ -26,6 +26,7 @@ from pruned_rnnt.transcribe.lost_speech import (
     Mark,
     Stretch,
     part_to_retry,
+    spoken_places,
     stretches,
     with_retried,
     without_speech,
@@ -279,6 +280,18 @@ def test_frames_of_80_ms_are_placed_by_their_length() -> None:
     found = with_retried(own, gap, part, path((6, 7), (5, 10))._replace(step=8))
     assert found.hypothesis.frames == (2, 6, 11, 16, 40)
     assert found.step == 8
+
+
+def test_symbols_may_come_before_their_speech() -> None:
+    """Of a model without a CTC head, which then has no better times."""
+    early = path((3, 4, 5, 6), (0, 1, 50, 58))
+    speech = [Stretch(110, 250)]
+    assert spoken_places(early, speech) == [0, 4, 200, 232]
+    without_head = early._replace(head=None)
+    assert spoken_places(without_head, speech) == [110, 110, 200, 232]
+    assert without_text(speech, spoken_places(without_head, speech)) == []
+    # Nothing is said later.
+    assert spoken_places(without_head, [Stretch(0, 20)]) == [0, 4, 200, 232]
 
 
 def test_unknown_policies_are_refused() -> None:

@@ -13,7 +13,9 @@ import torch
 
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.search.stream_search import Arc
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
+from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import LostSpeech, SegmentConfig
 from pruned_rnnt.transcribe.stream import FinalText
@@ -36,9 +38,10 @@ def recogniser_of(
     decode: DecodeConfig | None = None,
     lost_speech: LostSpeech = "retry",
 ) -> Recogniser:
-    """A model that emits symbols for any sound."""
+    """A model that emits symbols for any sound, without a CTC head."""
     tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
     model = tiny_model(tiny_conformer(causal=True), len(tokenizer), **(loss or {}))
+    model.ctc_head = None
     segments = SegmentConfig(lost_speech=lost_speech)
     return Recogniser(model, tokenizer, segments=segments, decode=decode)
 
@@ -162,7 +165,7 @@ def test_memory_is_constant_without_endpoints() -> None:
     features, sizes = audio(("speech", 5.0), ("noise", 1.0)), []
     for n in range(60):
         if n < 59:  # The symbols of the last part are missing.
-            marks.add(range(150 * n, 150 * n + 125))
+            marks.add(Arc(3, frame, -0.1, None) for frame in range(150 * n, 150 * n + 125))
         if marks.accept(features):
             marks.check(())
         sizes.append(sum(len(part) for part in marks._features_TF))
@@ -170,6 +173,38 @@ def test_memory_is_constant_without_endpoints() -> None:
     assert len(marks._symbols) < 5000 // 4
     (mark,) = marks.take((), is_end=True)
     assert mark[1:] == pytest.approx((354.0, 359.0), abs=0.2)
+
+
+@pytest.mark.parametrize("chunk", [10, 16, 50])
+@pytest.mark.parametrize("takes", [True, False])
+def test_symbols_of_a_chunk_belong_to_where_the_head_hears_them(chunk: int, takes: bool) -> None:
+    """A stream emits at the beginning of a chunk what is said at its end."""
+    features = audio(("speech", 1.0), ("noise", 2.6), ("speech", 6.0))
+    frames = [2, 8, 14, 20, *range(92, 236, 9)]
+    arcs = [Arc(3 + n, frame // chunk * chunk, -0.1, None) for n, frame in enumerate(frames)]
+    head = [0] * 240
+    for arc, frame in zip(arcs, frames, strict=True):
+        head[frame] = head[frame + 1] = arc.symbol
+
+    def marks(arcs: list[Arc], head: list[int]) -> list[Mark]:
+        checked, found = StreamMarks(), list[Mark]()
+        for begin in range(0, 240, chunk):
+            own = slice(begin, begin + chunk)
+            checked.accept(features[4 * begin : 4 * begin + 4 * chunk], head[own])
+            checked.add(arc for arc in arcs if arc.frame == begin)
+            if takes:
+                found += checked.take((), is_end=False)
+        return [*found, *checked.take((), is_end=True)]
+
+    assert marks(arcs, head) == []
+    if chunk == 50:
+        assert marks(arcs, [])
+    # What only the head heard is lost.
+    lost = marks([*arcs[:4], *arcs[7:]], head)
+    assert {mark.kind for mark in lost} == {"speech without text"}
+    assert lost[0].start == pytest.approx(0.04 * 92, abs=0.15)
+    assert lost[-1].end == pytest.approx(0.04 * 111, abs=0.15)
+    assert all(one.end <= other.start for one, other in pairwise(lost))
 
 
 def test_bad_samples_do_not_stop_the_marks() -> None:

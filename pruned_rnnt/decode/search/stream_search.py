@@ -36,10 +36,15 @@ class Continuation(NamedTuple):
 
 
 class ChunkSearch(NamedTuple):
-    """The state after a chunk, and the paths of each stream, best first."""
+    """The state after a chunk, and the paths of each stream, best first.
+
+    head_NC: (N, C) the symbol that the CTC head prefers in each frame, of a model that has one;
+        from `StreamDecoder` alone.
+    """
 
     state: Rows
     found: Pending[list[list[Continuation]]]
+    head_NC: Tensor | None = None
 
 
 class StreamSearch(ABC):

@@ -75,10 +75,13 @@ class StreamDecoder:
         ):
             encoded_NCE, encoder_state = self.encoder(features_NTF, encoder_state, lengths)
         frames_N = self.output_lengths(lengths, len(features_NTF)).to(encoded_NCE.device)
-        found = self.search.search_chunk(
-            encoded_NCE.float(), frames_N, state[self._encoder_tensors :]
+        encoded_NCE = encoded_NCE.float()
+        found = self.search.search_chunk(encoded_NCE, frames_N, state[self._encoder_tensors :])
+        head = self.model.ctc_head
+        return found._replace(
+            state=(*self.encoder.pack(encoder_state), *found.state),
+            head_NC=None if head is None else head(encoded_NCE).argmax(dim=2),
         )
-        return found._replace(state=(*self.encoder.pack(encoder_state), *found.state))
 
     def output_lengths(self, lengths: Tensor | None, streams: int) -> Tensor:
         """(N,) encoder frames of a chunk with `lengths` valid feature frames."""
@@ -98,7 +101,7 @@ class StreamDecoder:
             missing = encoder.input_frames - chunk_NTF.size(1)
             chunk_NTF = nn.functional.pad(chunk_NTF, (0, 0, 0, missing))
             left_N = (feature_lengths - begin).clamp(0, encoder.input_frames)
-            state, found = self.chunk(chunk_NTF, state, left_N.to(features_NTF.device))
+            state, found, _ = self.chunk(chunk_NTF, state, left_N.to(features_NTF.device))
             continued, frames = found.result(), self.output_lengths(left_N, streams).tolist()
             for n, path in list(remaining.items()):
                 path.extend(continued[n], frames[n])

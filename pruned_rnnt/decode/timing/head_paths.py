@@ -24,11 +24,23 @@ from pruned_rnnt.system.host_copy import to_device
 _MAX_CELLS = 2**29
 
 
+class Spikes(NamedTuple):
+    """The symbols that the CTC head emits by itself, and the first frame of each."""
+
+    symbols: tuple[int, ...]
+    frames: tuple[int, ...]
+
+
 class HeadPath(NamedTuple):
-    """The best CTC path: the first frame of each symbol, and its log-probability there."""
+    """The best CTC path through a text: the first frame of each symbol, and its log-probability
+    there.
+
+    spikes: of the best path through any text.
+    """
 
     frames: tuple[int, ...]
     log_probs: tuple[float, ...]
+    spikes: Spikes = Spikes((), ())
 
 
 def head_paths(
@@ -51,33 +63,52 @@ def launch_head_paths(
     model: SpeechModel, encoded_NTE: Tensor, lengths: Tensor, texts: Sequence[Sequence[int]]
 ) -> Pending[list[HeadPath | None]]:
     """The same, without waiting for the device."""
-    longest = max((len(text) for text in texts), default=0)
+    longest = max((len(text) for text in texts), default=0) or 1
     cells = encoded_NTE.size(0) * encoded_NTE.size(1) * (2 * longest + 1)
-    if model.ctc_head is None or longest == 0 or cells > _MAX_CELLS:
+    if model.ctc_head is None or cells > _MAX_CELLS:
         return Pending((), lambda _: [None] * len(texts))
     device = encoded_NTE.device
     targets_NU = torch.tensor([[*text, *[BLANK] * (longest - len(text))] for text in texts])
     counts_N = torch.tensor([len(text) for text in texts])
+    log_probs_NTV = ctc_log_probs(model, encoded_NTE)
+    lengths = to_device(lengths, device)
     best = ctc_alignment(
-        ctc_log_probs(model, encoded_NTE),
-        to_device(lengths, device),
+        log_probs_NTV,
+        lengths,
         to_device(targets_NU, device),
         to_device(counts_N, device),
         blank=BLANK,
     )
     counts = [len(text) for text in texts]
     return Pending(
-        [best.frames_NU, best.log_probs_NU, best.score_N], lambda found: _paths(counts, *found)
+        [best.frames_NU, best.log_probs_NU, best.score_N, _first_frames(log_probs_NTV, lengths)],
+        lambda found: _paths(counts, *found),
     )
 
 
+def _first_frames(log_probs_NTV: Tensor, lengths_N: Tensor) -> Tensor:
+    """(N, T): the symbol that begins in each frame of the best path, or blank."""
+    best_NT = log_probs_NTV.argmax(dim=2)
+    frames_T = torch.arange(best_NT.size(1), device=best_NT.device)
+    begins_NT = frames_T < lengths_N[:, None]
+    begins_NT[:, 1:] &= best_NT[:, 1:] != best_NT[:, :-1]
+    return best_NT.masked_fill(~begins_NT, BLANK)
+
+
 def _paths(
-    counts: Sequence[int], frames_NU: Tensor, log_probs_NU: Tensor, score_N: Tensor
+    counts: Sequence[int],
+    frames_NU: Tensor,
+    log_probs_NU: Tensor,
+    score_N: Tensor,
+    first_NT: Tensor,
 ) -> list[HeadPath | None]:
     """The paths of utterances with these numbers of symbols."""
     frames, log_probs = frames_NU.tolist(), log_probs_NU.tolist()
     has_path = (score_N > -torch.inf).tolist()
-    return [
-        HeadPath(tuple(frames[n][:count]), tuple(log_probs[n][:count])) if has_path[n] else None
-        for n, count in enumerate(counts)
-    ]
+    paths: list[HeadPath | None] = []
+    for n, count in enumerate(counts):
+        spikes_K = (first_NT[n] != BLANK).nonzero()[:, 0]
+        spikes = Spikes(tuple(first_NT[n, spikes_K].tolist()), tuple(spikes_K.tolist()))
+        path = HeadPath(tuple(frames[n][:count]), tuple(log_probs[n][:count]), spikes)
+        paths.append(path if has_path[n] else None)
+    return paths

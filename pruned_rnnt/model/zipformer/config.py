@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pruned_rnnt.config.checks import check_at_least, check_fractions
-from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.encoder import WHOLE, EncoderConfig
 from pruned_rnnt.model.feature_norm import FeatureNorm, check_feature_norm
 
 # Frames of the embedding (20 ms) become encoder frames (40 ms) at the end.
 OUTPUT_RATE = 2
 # Warm-up steps of the paper's recipe; all schedules are written for them.
 REFERENCE_WARM_UP = 4000
-# As a chunk size: the whole utterance. As a left context: all of the past.
-WHOLE = -1
 
 
 @dataclass(frozen=True, kw_only=True)

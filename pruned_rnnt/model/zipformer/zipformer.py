@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.encoder import WHOLE, Encoder
 from pruned_rnnt.model.feature_norm import centre_features
 from pruned_rnnt.model.zipformer.config import (
     OUTPUT_RATE,
     REFERENCE_WARM_UP,
-    WHOLE,
     ZipformerConfig,
 )
 from pruned_rnnt.model.zipformer.embedding import (
@@ -75,6 +74,9 @@ class Zipformer(Encoder):
 
     def set_chunks(self, chunk: int, left: int) -> None:
         super().set_chunks(chunk, left)
+        if chunk == WHOLE:
+            self.chunking = (WHOLE, WHOLE)
+            return
         if left == 0:
             raise ValueError(f"left is 0, needs at least the chunk of {chunk} frames")
         step = self.config.common_rate // OUTPUT_RATE

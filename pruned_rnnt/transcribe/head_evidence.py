@@ -1,0 +1,89 @@
+"""Where the CTC head of the encoder has other symbols than the search.
+
+Both read the same encoder output, but the search of a transducer goes on from its last symbols, and
+in audio unlike its training utterances it skips speech of which the head still emits symbols. The
+head needs no gap to show this: symbols may be lost between two others that are close together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pruned_rnnt.decode.scoring.error_statistics import align_words
+from pruned_rnnt.transcribe.lost_speech import FoundPath, Stretch
+
+# So many symbols in a row that only the head has are lost; heads invent single ones.
+_LEAST_MISSING = 2
+# A row of so many symbols is doubtful if the head gives one of them less than this probability,
+# as a logarithm, where it fits best. In right texts of our models, none had less than -5.7.
+_LEAST_DIFFERENT, _DOUBTFUL = 2, -6.0
+
+
+class Disagreement(NamedTuple):
+    """A stretch between symbols that the head and the search have in common.
+
+    is_lost: the head has more symbols there. is_empty: the search has none. is_doubtful: it has
+    some, but the head contradicts them.
+    """
+
+    stretch: Stretch
+    is_lost: bool
+    is_empty: bool
+    is_doubtful: bool
+
+
+def disagreements(path: FoundPath) -> list[Disagreement]:
+    """Where the head and the search differ by more than single symbols; none without a head."""
+    symbols = path.hypothesis.symbols
+    if path.head is None or path.head.spikes.symbols == symbols:
+        return []
+    found = []
+    for spikes, places in _different(path.head.spikes.symbols, symbols):
+        log_probs = [path.head.log_probs[n] for n in places]
+        frames = [path.head.spikes.frames[n] for n in spikes]
+        frames += [path.head.frames[n] for n in places]
+        is_row = max(len(spikes), len(places)) >= _LEAST_DIFFERENT
+        each = Disagreement(
+            Stretch(min(frames) * path.step, (max(frames) + 1) * path.step),
+            is_lost=len(spikes) - len(places) >= _LEAST_MISSING,
+            is_empty=not places,
+            is_doubtful=is_row and min(log_probs, default=0.0) < _DOUBTFUL,
+        )
+        if each.is_lost or each.is_doubtful:
+            found.append(each)
+    return found
+
+
+def heard_frames(path: FoundPath) -> list[int]:
+    """The frame of each symbol: that of the head, if it has the same one, else that of the path."""
+    frames = list(path.symbol_frames)
+    if path.head is not None:
+        for match in _matches(path.head.spikes.symbols, path.hypothesis.symbols):
+            frames[match.place] = path.head.spikes.frames[match.spike]
+    return frames
+
+
+class _Match(NamedTuple):
+    """Positions of a symbol that the head and the path have in common."""
+
+    spike: int
+    place: int
+
+
+def _matches(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[_Match]:
+    spike = place = 0
+    for first, second in align_words([str(s) for s in spikes], [str(s) for s in symbols]):
+        if first == second:
+            yield _Match(spike, place)
+        spike += first is not None
+        place += second is not None
+
+
+def _different(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[tuple[range, range]]:
+    """The positions in both, for each stretch between two symbols that they have in common."""
+    spike = place = 0
+    for match in [*_matches(spikes, symbols), _Match(len(spikes), len(symbols))]:
+        if match != (spike, place):
+            yield range(spike, match.spike), range(place, match.place)
+        spike, place = match.spike + 1, match.place + 1

@@ -1,0 +1,130 @@
+"""Tables of docs/lost_speech.md: what models lose, mark, and mark without reason.
+
+Rows are those of scripts.lost_speech.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
+
+
+def totals() -> str:
+    """A line for each model, way of transcription and commit, over all conditions."""
+    rows = read_rows("lost_speech")
+    header = ["model", "decoding", "commit", "words", "WER, utterances alone", "WER, all"]
+    header += ["lost runs", "unmarked", "false marks in 100 utterances"]
+    groups = _grouped(rows, ("model", "settings", "live", "commit"))
+    lines = [
+        [
+            group[0]["model"],
+            _decoding(group[0]),
+            group[0]["commit"],
+            f"{_sum(group, 'words'):,}",
+            _wer([row for row in group if row["condition"] == "alone"]),
+            _wer(group),
+            str(_sum(group, "lost")),
+            str(_sum(group, "unmarked")),
+            f"{100 * _sum(group, 'false_marks') / _sum(group, 'utterances'):.2f}",
+        ]
+        for group in groups
+    ]
+    return markdown(header, lines) + provenance(rows)
+
+
+def conditions() -> str:
+    """The conditions of the two models that were measured before, too; the newest rows."""
+    by_model = {
+        group[0]["model"]: {row["condition"]: row for row in group}
+        for group in _grouped(read_rows("lost_speech"), ("model", "settings", "live", "commit"))
+        if not group[0]["settings"] and group[0]["live"] is None
+    }
+    chosen = [by_model[name] for name in _COMPARED]
+    header = ["recordings", *(f"{name}: {what}" for name in _COMPARED for what in _CELLS)]
+    lines = [
+        [condition, *(cell for rows in chosen for cell in _cells(rows[condition]))]
+        for condition in chosen[0]
+    ]
+    return markdown(header, lines) + provenance(row for rows in chosen for row in rows.values())
+
+
+_COMPARED = ("without silence in training", "default")
+_CELLS = ("WER", "lost", "unmarked", "false")
+
+
+def _cells(row: Row) -> list[str]:
+    return [_wer([row]), str(row["lost"]), str(row["unmarked"]), str(row["false_marks"])]
+
+
+def cost() -> str:
+    """CPU time of the same conditions, before and now: the least of the repetitions."""
+    rows = read_rows("lost_cost")
+    commits = list(dict.fromkeys(row["commit"] for row in rows))
+    header = ["model", "conditions", *(f"CPU time, {commit}" for commit in commits), "ratio"]
+    lines = []
+    for group in _grouped(rows, ("model",)):
+        names = list(dict.fromkeys(row["condition"] for row in group))
+        seconds = [
+            sum(
+                min(
+                    row["cpu_seconds"]
+                    for row in group
+                    if (row["commit"], row["condition"]) == (commit, name)
+                )
+                for name in names
+            )
+            for commit in commits
+        ]
+        times = [f"{each:.1f} s" for each in seconds]
+        ratio = f"{seconds[-1] / seconds[0]:.2f}"
+        lines.append([group[0]["model"], "; ".join(names), *times, ratio])
+    return markdown(header, lines) + provenance(rows)
+
+
+def chunks() -> str:
+    """One model for streams and whole utterances beside models trained for one chunk size."""
+    rows = read_rows("lost_chunks")
+    header = ["chunk", "model", "errors, alone", "errors, all", "words", "WER, all"]
+    lines = [
+        [
+            _decoding(group[0]),
+            group[0]["model"],
+            str(next(row["errors"] for row in group if row["condition"] == "alone")),
+            str(_sum(group, "errors")),
+            f"{_sum(group, 'words'):,}",
+            _wer(group),
+        ]
+        for group in _grouped(rows, ("model", "settings", "live"))
+    ]
+    return markdown(header, sorted(lines, key=lambda line: _order(line[0]))) + provenance(rows)
+
+
+def _order(decoding: str) -> int:
+    """Streams by their chunks, then whole utterances."""
+    digits = "".join(filter(str.isdigit, decoding.partition(" (")[0]))
+    return int(digits) if digits else 10**9
+
+
+def _decoding(row: Row) -> str:
+    if row["live"] is None:
+        settings = [each for each in row["settings"] if each != "decode.chunk=-1"]
+        return " ".join(["whole utterances", *settings])
+    chunk = row["live"]["chunk"]
+    return f"live, chunks of {chunk} frames" if chunk else "live, chunks as trained"
+
+
+def _wer(rows: Sequence[Row]) -> str:
+    return f"{_sum(rows, 'errors') / _sum(rows, 'words'):.2%}"
+
+
+def _sum(rows: Iterable[Row], field: str) -> int:
+    return sum(int(row[field]) for row in rows)
+
+
+def _grouped(rows: Iterable[Row], fields: Sequence[str]) -> list[list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(json.dumps([row[field] for field in fields]), []).append(row)
+    return list(groups.values())
