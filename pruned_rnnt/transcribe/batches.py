@@ -100,6 +100,11 @@ class _Retry(NamedTuple):
     def frames(self) -> int:
         return self.part.end - self.part.begin
 
+    def wider(self, step: int) -> _Retry:
+        """The same gap with twice the context before it."""
+        begin = max(0, 2 * self.part.begin - self.gap.begin) // step * step
+        return self._replace(part=Stretch(begin, self.part.end))
+
 
 class SegmentBatches:
     """Collects segments and decodes them in batches.
@@ -313,7 +318,6 @@ class SegmentBatches:
         places: Sequence[SegmentPlace],
     ) -> Generator[None, None, list[FoundPath]]:
         """The paths, after speech that has no text in them was decoded by itself."""
-        results = list(paths)
         retries = []
         for row, path in enumerate(paths):
             own = speech.get(row, ())
@@ -321,25 +325,54 @@ class SegmentBatches:
                 end = max(own[-1].end, gap.end) if own else places[row].frames
                 part = part_to_retry(gap, end, self._decoder.frame_step)
                 retries.append(_Retry(row, gap, part))
-        retries.sort(key=lambda retry: retry.frames)
-        most = batch.features_NTF.shape[:2].numel()
-        while retries:
-            count = 1
-            while count < len(retries) and (count + 1) * retries[count].frames <= most:
-                count += 1
-            now, retries = retries[:count], retries[count:]
-            parts = [(retry.row, retry.part) for retry in now]
-            found = yield from self._decoder.best_paths(
-                parts_of_batch(batch, parts, self._decoder.least_frames), True
-            )
-            for retry, again in zip(now, found, strict=True):
-                results[retry.row] = with_retried(
-                    results[retry.row],
-                    retry.gap,
-                    retry.part,
-                    FoundPath(*again, self._decoder.frame_step),
-                )
+        found = yield from self._decoded(batch, retries)
+        # No head judges them, and a part without its context may invent words: with more context
+        # it invents others.
+        unsure = [
+            retry
+            for retry, again in zip(retries, found, strict=True)
+            if paths[retry.row].head is None
+            and with_retried(paths[retry.row], retry.gap, retry.part, again) != paths[retry.row]
+        ]
+        wider = [retry.wider(self._decoder.frame_step) for retry in unsure]
+        repeated = yield from self._decoded(batch, wider)
+        repeats = {unsure[n]: (wider[n].part, again) for n, again in enumerate(repeated)}
+        results = list(paths)
+        for retry, again in zip(retries, found, strict=True):
+            path = results[retry.row]
+            longer = with_retried(path, retry.gap, retry.part, again)
+            if retry in repeats:
+                repeat = with_retried(path, retry.gap, *repeats[retry])
+                if repeat.hypothesis.symbols != longer.hypothesis.symbols:
+                    continue
+            results[retry.row] = longer
         return results
+
+    def _decoded(
+        self, batch: BatchInput, retries: Sequence[_Retry]
+    ) -> Generator[None, None, list[FoundPath]]:
+        """The best paths through parts of a batch."""
+        ordered = sorted(range(len(retries)), key=lambda n: retries[n].frames)
+        most = batch.features_NTF.shape[:2].numel()
+        paths: dict[int, FoundPath] = {}
+        while ordered:
+            count = 1
+            while count < len(ordered) and (count + 1) * retries[ordered[count]].frames <= most:
+                count += 1
+            now, ordered = ordered[:count], ordered[count:]
+            found = yield from self._decoder.best_paths(
+                parts_of_batch(
+                    batch,
+                    [(retries[n].row, retries[n].part) for n in now],
+                    self._decoder.least_frames,
+                ),
+                True,
+            )
+            paths |= {
+                n: FoundPath(*again, self._decoder.frame_step)
+                for n, again in zip(now, found, strict=True)
+            }
+        return [paths[n] for n in range(len(retries))]
 
 
 def _gaps(path: FoundPath, speech: Sequence[Stretch]) -> list[Stretch]:

@@ -7,6 +7,7 @@ it lose, as transducers do in audio unlike their training data.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,32 @@ def test_lost_speech_is_decoded_again() -> None:
     gap = max(b.start - a.start for a, b in zip(found.words, found.words[1:], strict=False))
     assert gap < 0.7
     assert found.score == pytest.approx(-0.5 * len(found.words))
+
+
+class WithoutHead(StandIn):
+    """Each of its symbols is the same, or depends on where the part begins."""
+
+    is_steady = True
+
+    def _best_paths(self, batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
+        found = yield from super()._best_paths(batch, False)
+        if self.is_steady:
+            found = [
+                (replace(path, symbols=(3,) * len(path.symbols)), head) for path, head in found
+            ]
+        return found
+
+
+@pytest.mark.parametrize("is_steady", [True, False])
+def test_without_a_head_text_must_be_found_twice(is_steady: bool) -> None:
+    features = audio(*EXAMPLE)
+    kept = WithoutHead(second_half, "ignore").transcribe_features(features)
+    recogniser = WithoutHead(second_half, "retry")
+    recogniser.is_steady = is_steady
+    found = recogniser.transcribe_features(features)
+    assert recogniser.calls == [1, 1, 1]
+    assert (len(found.words) > len(kept.words)) == is_steady
+    assert [mark.kind for mark in found.marks] == ([] if is_steady else ["speech without text"])
 
 
 @pytest.mark.parametrize("policy", ["mark", "retry"])

@@ -120,7 +120,10 @@ def pick_device(config: TrainConfig, local_rank: int = 0) -> torch.device:
     import torch
 
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("train.device is 'cuda', but torch sees no CUDA device")
+        raise ValueError(
+            "train.device is 'cuda', but torch sees no CUDA device: pass train.device=auto, or "
+            "check the driver and that torch is a build with CUDA"
+        )
     if config.device != "cpu" and torch.cuda.is_available():
         return torch.device("cuda", local_rank)
     return torch.device("cpu")
