@@ -82,7 +82,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
         metavar="DATA/SPLIT",
         help="measure the error rate of the quantised files on prepared data, such as "
         "data/calls/train; beyond --max-wer-increase, the layers that change the output on this "
-        "split most stay float32",
+        "split most get higher precision",
     )
     parser.add_argument(
         "--measure",

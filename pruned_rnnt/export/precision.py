@@ -34,14 +34,19 @@ def write_quantised(
     memory, for which runtimes convert them when they load the file.
 
     Args:
-        keep: names of layers that stay float32, see `layers`.
+        keep: names of layers that have higher precision, see `layers`: float32, but a matrix
+            product of int4 files eight bits in the file and float32 in memory.
     """
     import onnx
 
     model = onnx.load(source)
-    chosen = [layer for layer in layers(model) if layer.name not in keep]
-    for layer in chosen:
-        if layer.kind == "stored":
+    found = layers(model)
+    chosen = [layer for layer in found if layer.name not in keep]
+    for layer in found:
+        is_kept = layer.name in keep
+        if layer.kind == ("computed" if is_kept else "stored") and not (
+            is_kept and precision == "int8"
+        ):
             _store_in_eight_bits(model, layer)
     computed = [layer.name for layer in chosen if layer.kind == "computed"]
     if computed and precision == "int8":

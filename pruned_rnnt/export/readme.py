@@ -264,8 +264,9 @@ def _quantised(names: Sequence[str], results: Mapping[str, Any]) -> str:
                 for layer in each["kept"]
             ]
             parts.append(
-                f"Layers that stay float32 in the files of {name}, because they change the output "
-                f"of their graph most if they alone are quantised (on {each['calibrated_on']}):\n\n"
+                f"Layers of higher precision in the files of {name} (float32; in int4 files, "
+                "matrix products have eight bits), because they change the output of their graph "
+                f"most if they alone are quantised (on {each['calibrated_on']}):\n\n"
                 + "\n".join(rows)
             )
     if missing := [name for name in names if name not in results]:

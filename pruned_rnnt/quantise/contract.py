@@ -1,8 +1,9 @@
 """Quantised files whose error rate stays within a bound, or none.
 
 The files of a precision are first written with every layer quantised. If they make more errors than
-the bound allows, the layers that change the output of their graph most stay float32, 1, 2, 4 and so
-on of them, until the bound is met. If less than half of the weights would be quantised, the export
+the bound allows, the layers that change the output of their graph most get higher precision
+(float32; matrix products of int4 files eight bits), 1, 2, 4 and so on of them, until the bound is
+met. If less than half of the weights would be quantised, the export
 is refused.
 """
 
@@ -41,7 +42,7 @@ class MeasuredSet(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KeptLayer:
-    """A layer that stays float32.
+    """A layer that has higher precision.
 
     error: relative change of the output of its graph if it alone is quantised.
     """
@@ -58,7 +59,7 @@ class QuantisedFiles:
     bytes, fp32_bytes: sizes of all ONNX files of the precision, and of float32.
     increase: largest relative increase of the error rate that was allowed.
     difference, lower, upper: error rate minus that of float32, with its 95% interval.
-    kept: the layers that stay float32.
+    kept: the layers that have higher precision.
     layers: number of layers that could be quantised.
     """
 
@@ -94,8 +95,8 @@ class QuantisedFiles:
             )
         for layer in self.kept:
             yield (
-                f"{self.precision}: kept in fp32: {layer.graph} {layer.name} (quantised alone, it "
-                f"changes the output by {layer.error:.2%})"
+                f"{self.precision}: kept in higher precision: {layer.graph} {layer.name} "
+                f"(quantised alone, it changes the output by {layer.error:.2%})"
             )
 
 
@@ -159,7 +160,8 @@ class Contract:
             if found.counts.errors <= (1 + increase) * exact.counts.errors:
                 break
             self.report(
-                f"{precision}: {found.counts.errors} errors with {number} layers in fp32, fp32 "
+                f"{precision}: {found.counts.errors} errors with {number} layers in higher "
+                f"precision, fp32 "
                 f"{exact.counts.errors}: above the bound of {increase:.1%}"
             )
             if not number:
@@ -172,8 +174,9 @@ class Contract:
                 raise ExportError(
                     f"--precision {precision} raises the error rate on {self.measured.name} from "
                     f"{exact.counts.rate:.2%} to {found.counts.rate:.2%} with {len(kept)} of "
-                    f"{len(ranked)} layers in fp32, and more of them would leave less than half of "
-                    f"the weights quantised; --max-wer-increase allows {100 * increase:g}%. "
+                    f"{len(ranked)} layers in higher precision, and more would leave less "
+                    "than half of the weights quantised; --max-wer-increase allows "
+                    f"{100 * increase:g}%. "
                     f"Nothing was written. Measure on a larger set, or allow more"
                 )
         difference = found.minus(exact)

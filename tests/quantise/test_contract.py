@@ -89,7 +89,7 @@ def test_files_within_the_default_bound_stay_as_they_are(
 
 
 @pytest.mark.parametrize("precision", QUANTISED)
-def test_the_most_sensitive_layer_stays_float(
+def test_the_most_sensitive_layer_has_higher_precision(
     export: Export, precision: QuantisedPrecision
 ) -> None:
     export.errors_of_layer = {"second": 50, "first": 1}
@@ -97,10 +97,16 @@ def test_the_most_sensitive_layer_stays_float(
     assert [(layer.graph, layer.name) for layer in result.kept] == [("encoder", "second")]
     assert floats_of(export.folder / f"encoder.{precision}.onnx") == {"second"}
     assert result.errors == 201
-    assert 1 < result.fp32_bytes / result.bytes < 4
-    assert any("251 errors with 0 layers in fp32, fp32 200" in line for line in export.lines)
+    smaller = result.fp32_bytes / result.bytes
+    assert 1 < smaller < 4 if precision == "int8" else 4 < smaller < 5.5
+    assert any(
+        "251 errors with 0 layers in higher precision, fp32 200" in line for line in export.lines
+    )
     shown = "\n".join(result.lines())
-    assert f"{precision}: kept in fp32: encoder second (quantised alone, it changes" in shown
+    assert (
+        f"{precision}: kept in higher precision: encoder second (quantised alone, it changes"
+        in shown
+    )
     stored = json.loads((export.folder / SETTINGS_NAME).read_text())
     assert stored["kind"] == "transducer"
     assert stored["quantisation"][precision]["kept"][0]["name"] == "second"
