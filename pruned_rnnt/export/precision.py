@@ -24,7 +24,12 @@ _STORED_LARGEST = 127
 
 
 def write_quantised(
-    precision: QuantisedPrecision, source: Path, target: Path, keep: Collection[str] = ()
+    precision: QuantisedPrecision,
+    source: Path,
+    target: Path,
+    keep: Collection[str] = (),
+    *,
+    as_float: bool = True,
 ) -> None:
     """Write a copy with integer weights; layers without a kernel have eight bits in the file alone.
 
@@ -34,8 +39,9 @@ def write_quantised(
     memory, for which runtimes convert them when they load the file.
 
     Args:
-        keep: names of layers that have higher precision, see `layers`: float32, but a matrix
-            product of int4 files eight bits in the file and float32 in memory.
+        keep: names of layers that have higher precision, see `layers`.
+        as_float: these are float32; otherwise their matrix products have eight bits in the file and
+            are float32 in memory.
     """
     import onnx
 
@@ -43,10 +49,11 @@ def write_quantised(
     found = layers(model)
     chosen = [layer for layer in found if layer.name not in keep]
     for layer in found:
-        is_kept = layer.name in keep
-        if layer.kind == ("computed" if is_kept else "stored") and not (
-            is_kept and precision == "int8"
-        ):
+        if layer.name not in keep:
+            has_eight_bits = layer.kind == "stored"
+        else:
+            has_eight_bits = layer.kind == "computed" and not as_float
+        if has_eight_bits:
             _store_in_eight_bits(model, layer)
     computed = [layer.name for layer in chosen if layer.kind == "computed"]
     if computed and precision == "int8":

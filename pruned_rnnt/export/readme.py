@@ -264,8 +264,8 @@ def _quantised(names: Sequence[str], results: Mapping[str, Any]) -> str:
                 for layer in each["kept"]
             ]
             parts.append(
-                f"Layers of higher precision in the files of {name} (float32; in int4 files, "
-                "matrix products have eight bits), because they change the output of their graph "
+                f"Layers of higher precision in the files of {name} (float32, or in "
+                "int4 files eight bits), because they change the output of their graph "
                 f"most if they alone are quantised (on {each['calibrated_on']}):\n\n"
                 + "\n".join(rows)
             )

@@ -2,9 +2,8 @@
 
 The files of a precision are first written with every layer quantised. If they make more errors than
 the bound allows, the layers that change the output of their graph most get higher precision
-(float32; matrix products of int4 files eight bits), 1, 2, 4 and so on of them, until the bound is
-met. If less than half of the weights would be quantised, the export
-is refused.
+(float32; in int4 files at first eight bits), 1, 2, 4 and so on of them, until the bound is met. If
+less than half of the weights would be quantised, the export is refused.
 """
 
 from __future__ import annotations
@@ -150,27 +149,27 @@ class Contract:
         }
         ranked: list[KeptLayer] = []
         number = 0
+        # Four bits give way to eight, and these to float32 if they are not enough.
+        as_float = precision == "int8"
         while True:
             kept = tuple(ranked[:number])
             for graph in graphs if number else ():
                 names = [layer.name for layer in kept if layer.graph == graph]
                 source, target = (folder / file_name(graph, name) for name in ("fp32", precision))
-                write_quantised(precision, source, target, names)
+                write_quantised(precision, source, target, names, as_float=as_float)
             found = file_errors(folder, precision, self.measured.utterances)
             if found.counts.errors <= (1 + increase) * exact.counts.errors:
                 break
             self.report(
                 f"{precision}: {found.counts.errors} errors with {number} layers in higher "
-                f"precision, fp32 "
-                f"{exact.counts.errors}: above the bound of {increase:.1%}"
+                f"precision, fp32 {exact.counts.errors}: above the bound of {increase:.1%}"
             )
             if not number:
                 ranked = self._ranked(folder, precision, graphs)
             number = max(1, 2 * number)
-            left = sum(sizes.values()) - sum(
-                sizes[layer.graph, layer.name] for layer in ranked[:number]
-            )
-            if number >= len(ranked) or left < _LEAST_QUANTISED * sum(sizes.values()):
+            if not as_float and not _leaves_most(ranked, number, sizes):
+                as_float, number = True, 1
+            if not _leaves_most(ranked, number, sizes):
                 raise ExportError(
                     f"--precision {precision} raises the error rate on {self.measured.name} from "
                     f"{exact.counts.rate:.2%} to {found.counts.rate:.2%} with {len(kept)} of "
@@ -220,6 +219,15 @@ class Contract:
             ).items()
         ]
         return sorted(found, key=lambda layer: -layer.error)
+
+
+def _leaves_most(
+    ranked: Sequence[KeptLayer], number: int, sizes: Mapping[tuple[str, str], int]
+) -> bool:
+    """Whether at least half of the weights are quantised without so many of the ranked layers."""
+    kept = sum(sizes[layer.graph, layer.name] for layer in ranked[:number])
+    total = sum(sizes.values())
+    return number < len(ranked) and total - kept >= _LEAST_QUANTISED * total
 
 
 def _layers_of(folder: Path, graphs: Sequence[str]) -> Iterator[tuple[str, Any]]:
