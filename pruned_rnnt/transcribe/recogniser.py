@@ -105,13 +105,14 @@ class Recogniser(AudioRecogniser):
                 self.model, self._decode, self.tokenizer, self._language_model
             )
             precision = compute_dtype(self._decode.precision, self._device)
-            decoder = StreamDecoder(self.model, search, *sizes, precision)
+            finds_marks = self._segments.lost_speech != "ignore"
+            decoder = StreamDecoder(self.model, search, *sizes, precision, with_head=finds_marks)
             self._stream_groups[sizes] = StreamGroup(
                 StreamModel(
                     decoder,
                     self.tokenizer,
                     self._calibration,
-                    finds_marks=self._segments.lost_speech != "ignore",
+                    finds_marks=finds_marks,
                     frame_seconds=frame_seconds(self.model.encoder),
                 )
             )

@@ -38,8 +38,8 @@ class Continuation(NamedTuple):
 class ChunkSearch(NamedTuple):
     """The state after a chunk, and the paths of each stream, best first.
 
-    head_NC: (N, C) the symbol that the CTC head prefers in each frame, of a model that has one;
-        from `StreamDecoder` alone.
+    head_NC: (N, C) the symbol that the CTC head prefers in each frame; from a `StreamDecoder` with
+        `with_head` alone, of a model that has one.
     """
 
     state: Rows

@@ -27,6 +27,7 @@ class StreamDecoder:
         chunk_size: C, encoder frames (40 ms) of a chunk.
         left_frames: encoder frames of left context for attention.
         precision: dtype of the encoder's matrix products.
+        with_head: also give the symbols that the CTC head prefers, if the model has one.
 
     Raises:
         ValueError: as `stream_encoder`.
@@ -39,8 +40,11 @@ class StreamDecoder:
         chunk_size: int,
         left_frames: int,
         precision: torch.dtype = torch.float32,
+        *,
+        with_head: bool = False,
     ) -> None:
         self.model = model
+        self._head = model.ctc_head if with_head else None
         self.search = search
         self.encoder = stream_encoder(model.encoder, chunk_size, left_frames)
         self._precision = precision
@@ -77,10 +81,9 @@ class StreamDecoder:
         frames_N = self.output_lengths(lengths, len(features_NTF)).to(encoded_NCE.device)
         encoded_NCE = encoded_NCE.float()
         found = self.search.search_chunk(encoded_NCE, frames_N, state[self._encoder_tensors :])
-        head = self.model.ctc_head
         return found._replace(
             state=(*self.encoder.pack(encoder_state), *found.state),
-            head_NC=None if head is None else head(encoded_NCE).argmax(dim=2),
+            head_NC=None if self._head is None else self._head(encoded_NCE).argmax(dim=2),
         )
 
     def output_lengths(self, lengths: Tensor | None, streams: int) -> Tensor:
