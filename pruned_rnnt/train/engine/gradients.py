@@ -14,7 +14,7 @@ the other processes release theirs as soon as they are sent.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,8 @@ from torch import Tensor, distributed, nn
 
 from pruned_rnnt.model.captured_gradients import CapturedGradients, new_flat, views_of
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.train.optim.owners import Owners
+from pruned_rnnt.train.optim.owners import BUCKET_BYTES, Owners, bytes_of, neighbours
 
-_BUCKET_BYTES = 25 * 2**20
 # Vectors on their way to their owners at a time: each is released when it has arrived.
 _MOST_ON_THE_WAY = 4
 
@@ -54,7 +53,7 @@ class LocalGradients:
 
     def kept_bytes(self) -> int:
         """Bytes of the gradients that this process keeps for the update, without gaps."""
-        return _bytes(self.parameters)
+        return bytes_of(self.parameters)
 
 
 @dataclass
@@ -126,7 +125,7 @@ class SummedGradients(LocalGradients):
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        bucket_bytes: int = _BUCKET_BYTES,
+        bucket_bytes: int = BUCKET_BYTES,
         group: distributed.ProcessGroup | None = None,
         owners: Owners | None = None,
         captured: CapturedGradients | None = None,
@@ -141,23 +140,13 @@ class SummedGradients(LocalGradients):
         if owners is not None:
             places = [place for place, p in enumerate(parameters) if owners.is_own(p)]
             self._own_places = torch.tensor(places, device=parameters[0].device)
-        # The vectors that are not full yet, one for each owner.
-        filling: dict[int | None, list[nn.Parameter]] = {}
         parts = captured.parts if captured is not None and owners is None else []
         by_graphs = {id(parameter) for part in parts for parameter in part.parameters}
-        for parameter in reversed(parameters):
-            if id(parameter) in by_graphs:
-                continue
-            owner = owners.rank_of(parameter) if owners is not None else None
-            members = filling.setdefault(owner, [])
-            is_full = _bytes([*members, parameter]) > bucket_bytes
-            if members and (is_full or members[0].dtype != parameter.dtype):
-                self._add_bucket(_Bucket.new(members, owner, kept=self._keeps(owner)))
-                members = filling[owner] = []
-            members.append(parameter)
-        for owner, members in filling.items():
-            if members:
-                self._add_bucket(_Bucket.new(members, owner, kept=self._keeps(owner)))
+        others = [p for p in reversed(parameters) if id(p) not in by_graphs]
+        ranks = [None if owners is None else owners.rank_of(p) for p in others]
+        for owner, members in neighbours(others, ranks, bucket_bytes):
+            is_kept = owners is None or owner == owners.rank
+            self._add_bucket(_Bucket.new(members, owner, kept=is_kept))
         # Last, because the graph is the last that a backward pass launches.
         for part in parts:
             views, complete = part.views, part.complete
@@ -165,9 +154,6 @@ class SummedGradients(LocalGradients):
         if captured is not None and parts:
             captured.on_replay = self._send_replayed
             self._side = torch.cuda.Stream(parts[0].flat.device)
-
-    def _keeps(self, owner: int | None) -> bool:
-        return self._owners is None or owner == self._owners.rank
 
     def _add_bucket(self, bucket: _Bucket) -> None:
         self._buckets.append(bucket)
@@ -221,7 +207,7 @@ class SummedGradients(LocalGradients):
         return super().norm() if self._owners is None else self._norm
 
     def kept_bytes(self) -> int:
-        return sum(_bytes(b.parameters) for b in self._buckets if b.flat is not None)
+        return sum(bytes_of(b.parameters) for b in self._buckets if b.flat is not None)
 
     def _send(self, *, only_complete: bool) -> None:
         """Send the next buckets in order, up to the first incomplete one if `only_complete`."""
@@ -266,7 +252,3 @@ def gradients_of(
     if ranks.world_size == 1:
         return LocalGradients(parameters)
     return SummedGradients(parameters, owners=owners, captured=captured)
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

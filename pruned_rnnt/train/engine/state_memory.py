@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.gradients import LocalGradients
 from pruned_rnnt.train.engine.parameter_mean import ParameterMean
-from pruned_rnnt.train.optim.owners import owners_of
+from pruned_rnnt.train.optim.owners import bytes_of, owners_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,10 @@ def state_memory(
 ) -> StateMemory:
     """The memory of this process."""
     return StateMemory(
-        parameters=_bytes([*model.parameters(), *model.buffers()]),
+        parameters=bytes_of([*model.parameters(), *model.buffers()]),
         gradients=gradients.kept_bytes(),
         optimiser=sum(_optimiser_bytes(each) for each in optimiser.state.values()),
-        averages=sum(_bytes(each.tensors()) for each in averages if each is not None),
+        averages=sum(bytes_of(each.tensors()) for each in averages if each is not None),
     )
 
 
@@ -69,16 +69,16 @@ def divided_memory(
     """
     trained = [p for group in optimiser.param_groups for p in group["params"]]
     owners = owners_of([p.numel() for p in trained], processes)
-    gradients = _shares([_bytes([p]) for p in trained], owners, processes)
+    gradients = _shares([bytes_of([p]) for p in trained], owners, processes)
     moments = _shares([_optimiser_bytes(optimiser.state[p]) for p in trained], owners, processes)
     kept = [0] * processes
     for average in averages:
         if average is not None:
             of_average = owners_of([each.numel() for each in average.tensors()], processes)
-            sizes = [_bytes([each]) for each in average.tensors()]
+            sizes = [bytes_of([each]) for each in average.tensors()]
             shares = _shares(sizes, of_average, processes)
             kept = [one + other for one, other in zip(kept, shares, strict=True)]
-    parameters = _bytes([*model.parameters(), *model.buffers()])
+    parameters = bytes_of([*model.parameters(), *model.buffers()])
     each_rank = [
         StateMemory(parameters=parameters, gradients=own, optimiser=of_own, averages=averaged)
         for own, of_own, averaged in zip(gradients, moments, kept, strict=True)
@@ -95,8 +95,4 @@ def _shares(sizes: Sequence[int], owners: Sequence[int], processes: int) -> list
 
 
 def _optimiser_bytes(state: dict[str, Any]) -> int:
-    return _bytes(value for value in state.values() if isinstance(value, Tensor))
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return bytes_of(value for value in state.values() if isinstance(value, Tensor))

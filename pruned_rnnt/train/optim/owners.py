@@ -6,17 +6,19 @@ process only, and nothing is sent then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-# Of the vectors in which tensors are sent; there is one for each process at a time.
-_BUCKET_BYTES = 25 * 2**20
+_AnyTensor = TypeVar("_AnyTensor", bound=Tensor)
+
+# Of the vectors in which tensors are sent.
+BUCKET_BYTES = 25 * 2**20
 
 
 class Owners:
@@ -106,16 +108,36 @@ def owners_of(sizes: Sequence[int], processes: int) -> list[int]:
     return owners
 
 
-def _rounds(tensors: Sequence[Tensor], owners: Sequence[int]) -> list[tuple[list[Tensor], ...]]:
-    """For each round of sending, the tensors of each process: of one dtype, about a bucket."""
-    buckets: list[list[list[Tensor]]] = [[] for _ in range(max(owners, default=-1) + 1)]
+def neighbours(
+    tensors: Iterable[_AnyTensor], owners: Iterable[int | None], most_bytes: int = BUCKET_BYTES
+) -> Iterator[tuple[int | None, list[_AnyTensor]]]:
+    """Lists of successive tensors of one owner and dtype, each with its owner.
+
+    A list has at most so many bytes, or one tensor. It comes when the next tensor of the owner does
+    not fit, the last ones at the end.
+    """
+    filling: dict[int | None, list[_AnyTensor]] = {}
     for tensor, owner in zip(tensors, owners, strict=True):
-        of_owner = buckets[owner]
-        last = of_owner[-1] if of_owner else []
-        size = sum(each.numel() * each.element_size() for each in (*last, tensor))
-        if not last or size > _BUCKET_BYTES or last[0].dtype != tensor.dtype:
-            of_owner.append([])
-        of_owner[-1].append(tensor)
+        members = filling.setdefault(owner, [])
+        is_full = bytes_of([*members, tensor]) > most_bytes
+        if members and (is_full or members[0].dtype != tensor.dtype):
+            yield owner, members
+            members = filling[owner] = []
+        members.append(tensor)
+    yield from filling.items()
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """The bytes of all elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _rounds(tensors: Sequence[Tensor], owners: Sequence[int]) -> list[tuple[list[Tensor], ...]]:
+    """For each round of sending, the tensors of each process."""
+    buckets: list[list[list[Tensor]]] = [[] for _ in range(max(owners, default=-1) + 1)]
+    for owner, members in neighbours(tensors, owners):
+        assert owner is not None
+        buckets[owner].append(members)
     return list(zip_longest(*buckets, fillvalue=[]))
 
 
