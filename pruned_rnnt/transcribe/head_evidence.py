@@ -55,7 +55,7 @@ def disagreements(path: FoundPath) -> list[Disagreement]:
     return found
 
 
-def heard_frames(path: FoundPath) -> list[int]:
+def head_frames(path: FoundPath) -> list[int]:
     """The frame of each symbol: that of the head, if it has the same one, else that of the path."""
     frames = list(path.symbol_frames)
     if path.head is not None:

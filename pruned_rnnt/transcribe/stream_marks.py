@@ -15,7 +15,7 @@ from pruned_rnnt.decode.search.stream_search import Arc
 from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes
 from pruned_rnnt.model.speech_model import BLANK
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
-from pruned_rnnt.transcribe.head_evidence import disagreements, heard_frames
+from pruned_rnnt.transcribe.head_evidence import disagreements, head_frames
 from pruned_rnnt.transcribe.lost_speech import (
     LEAST_FRAMES,
     FoundPath,
@@ -51,9 +51,10 @@ class StreamMarks:
         self._features_TF: list[Tensor] = []
         self._begin = self._end = self._checked = 0
         self._symbols: list[Arc] = []
-        # What the head heard, of all frames so far, of which it preferred `_preferred` last.
+        # The symbols of the CTC head by the frames where they begin; the frames that it has read,
+        # and its best symbol in the last one.
         self._spikes: dict[int, int] = {}
-        self._heard, self._preferred = 0, BLANK
+        self._head_frames, self._preferred = 0, BLANK
         self._found: list[Mark] = []
 
     def accept(self, features_TF: Tensor, head: Sequence[int] = ()) -> bool:
@@ -65,8 +66,8 @@ class StreamMarks:
         self._features_TF.append(features_TF.clone())
         for symbol in head:
             if symbol not in (BLANK, self._preferred):
-                self._spikes[self._heard] = symbol
-            self._heard, self._preferred = self._heard + 1, symbol
+                self._spikes[self._head_frames] = symbol
+            self._head_frames, self._preferred = self._head_frames + 1, symbol
         self._end += len(features_TF)
         return self._end - self._checked >= _MOST_FRAMES
 
@@ -89,7 +90,7 @@ class StreamMarks:
         if reach <= self._checked:
             return
         path = self._path(tentative)
-        symbols = sorted(frame * self._step for frame in heard_frames(path))
+        symbols = sorted(frame * self._step for frame in head_frames(path))
         kept_TF = torch.cat(self._features_TF)
         is_speech_NT = speech_frames(kept_TF[None].float(), torch.tensor([len(kept_TF)]))
         speech = [
@@ -127,7 +128,7 @@ class StreamMarks:
             self._features_TF = [kept_TF]
 
     def _path(self, tentative: Iterable[Arc]) -> FoundPath:
-        """The symbols in the audio that is kept, and what the head heard there."""
+        """The symbols of the search and of the CTC head in the audio that is kept."""
         arcs = sorted(dict.fromkeys([*self._symbols, *tentative]), key=lambda arc: arc.frame)
         frames, scores = tuple(arc.frame for arc in arcs), tuple(arc.score for arc in arcs)
         found = Hypothesis(
@@ -138,5 +139,5 @@ class StreamMarks:
         )
         spikes = Spikes(tuple(self._spikes.values()), tuple(self._spikes))
         # The head's probabilities of these symbols are not known: none is doubted.
-        head = HeadPath(frames, (0.0,) * len(frames), spikes) if self._heard else None
+        head = HeadPath(frames, (0.0,) * len(frames), spikes) if self._head_frames else None
         return FoundPath(found, head, self._step)

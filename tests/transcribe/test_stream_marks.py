@@ -199,7 +199,7 @@ def test_symbols_of_a_chunk_belong_to_where_the_head_hears_them(chunk: int, take
     assert marks(arcs, head) == []
     if chunk == 50:
         assert marks(arcs, [])
-    # What only the head heard is lost.
+    # Symbols of the head alone are lost speech.
     lost = marks([*arcs[:4], *arcs[7:]], head)
     assert {mark.kind for mark in lost} == {"speech without text"}
     assert lost[0].start == pytest.approx(0.04 * 92, abs=0.15)

@@ -29,7 +29,7 @@ from pruned_rnnt.train.tasks.dry_run import DryRun, Scan, Trial
 # Steps that are not measured: kernels are compiled and most CUDA graphs captured in them.
 _WARM_UP = {"cpu": 2, "cuda": 30}
 _FEWEST_STEPS = 4
-# Processes for which the memory is told.
+# Numbers of processes for which an estimate has the memory.
 _DIVIDED_AMONG = (1, 2, 4, 8)
 
 
