@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS, activated
+
 _ALL = slice(None)
 
 
@@ -32,23 +34,13 @@ class JointInputs:
     activation: str
 
     @property
-    def shape(self) -> torch.Size:
-        frames, columns = self.am.shape[:2], self.lm.shape[1:2]
-        return torch.Size((*frames, *columns, self.weight.shape[0]))
-
-    @property
     def device(self) -> torch.device:
         return self.am.device
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.am.dtype
-
     def stored(self) -> Tensor:
         """The logits (N, T, U+1, V)."""
-        hidden = self.am[:, :, None] + self.lm[:, None]
-        if self.activation != "none":
-            hidden = hidden.tanh() if self.activation == "tanh" else hidden.relu()
+        sums = self.am[:, :, None] + self.lm[:, None]
+        hidden = activated(sums, ACTIVATIONS[self.activation])
         return torch.nn.functional.linear(hidden, self.weight, self.bias)
 
     def squeeze(self, dim: int) -> JointInputs:

@@ -298,6 +298,7 @@ def use(model: Any, *, fused: bool = False, **options: Any) -> None:
     Raises:
         ValueError: an unknown option; or with fused, a joint that is not one of these models'.
     """
+    # Without that module, no joint leaves logits out, and transformers need not be imported.
     if fused or "pruned_rnnt.compat.transformers_joints" in sys.modules:
         importlib.import_module("pruned_rnnt.compat.transformers_joints").store_logits(
             model, stored=not fused

@@ -336,7 +336,10 @@ class SegmentBatches:
         ]
         wider = [retry.wider(self._decoder.frame_step) for retry in unsure]
         repeated = yield from self._decoded(batch, wider)
-        repeats = {unsure[n]: (wider[n].part, again) for n, again in enumerate(repeated)}
+        repeats = {
+            retry: (longer.part, again)
+            for retry, longer, again in zip(unsure, wider, repeated, strict=True)
+        }
         results = list(paths)
         for retry, again in zip(retries, found, strict=True):
             path = results[retry.row]

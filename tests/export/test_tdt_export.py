@@ -63,10 +63,13 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+CONTEXTS_AND_DURATIONS = pytest.mark.parametrize(
     ("context_size", "durations"), [(2, (0, 1, 2, 3, 4)), (1, (2, 0, 1, 5))], ids=["two", "one"]
 )
+
+
+@pytest.mark.slow
+@CONTEXTS_AND_DURATIONS
 def test_sherpa_onnx_finds_our_texts(
     context_size: int,
     durations: tuple[int, ...],
@@ -92,9 +95,7 @@ def test_sherpa_onnx_finds_our_texts(
     assert beam[0]["text"]
 
 
-@pytest.mark.parametrize(
-    ("context_size", "durations"), [(2, (0, 1, 2, 3, 4)), (1, (2, 0, 1, 5))], ids=["two", "one"]
-)
+@CONTEXTS_AND_DURATIONS
 def test_onnxruntime_finds_the_path_of_our_search(
     context_size: int,
     durations: tuple[int, ...],

@@ -67,8 +67,8 @@ def run_recursion(
     occupancies: memory for gx and gy, of the shape of px; None for new ones.
     """
     tdt, total = recursion.tdt, px.new_empty(rows.logit_lengths.shape)
+    gx, gy = px.new_empty((2, *px.shape)).unbind(0) if occupancies is None else occupancies
     if tdt is None or recursion.ignores_durations:
-        gx, gy = px.new_empty((2, *px.shape)).unbind(0) if occupancies is None else occupancies
         utterances = total.shape[0]
         frames = utterances * rows.frames
         if rows.row_splits is not None:
@@ -84,7 +84,6 @@ def run_recursion(
             return LatticeSums(total, gx, gy)
         return TdtSums(total, gx, gy, gx, torch.zeros_like(duration_logits))
     assert duration_logits is not None
-    gx, gy = px.new_empty((2, *px.shape)).unbind(0) if occupancies is None else occupancies
     stay = torch.empty_like(px)
     # Packed rows that no utterance reaches, where lengths were not read, are not written.
     like = torch.empty_like if rows.row_splits is None else torch.zeros_like
