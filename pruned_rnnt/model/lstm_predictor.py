@@ -6,7 +6,7 @@ Axes: N batch, U symbols, L layers, R rows of a search, P predictor width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,24 @@ def check_lstm_sizes(section: str, *, dim: int, layers: int, dropout: float) -> 
         raise ValueError(f"{section}.dropout is {dropout}, needs 0 <= x < 1")
 
 
+class _LstmLayers(nn.LSTM):
+    """`nn.LSTM` in the precision of its parameters on a CPU, also in mixed precision.
+
+    oneDNN has no LSTM in bfloat16 on most processors, and raises an error there.
+    """
+
+    def forward(self, *arguments: Any) -> Any:
+        if not self.weight_ih_l0.is_cpu:
+            return super().forward(*arguments)
+        with torch.autocast("cpu", enabled=False):
+            return super().forward(*arguments)
+
+
 def lstm_layers(dim: int, layers: int, dropout: float) -> nn.LSTM:
     """Layers of one width over (N, U, dim), with dropout between them."""
     # torch warns if a single layer has dropout.
     between = dropout if layers > 1 else 0.0
-    return nn.LSTM(dim, dim, layers, batch_first=True, dropout=between)
+    return _LstmLayers(dim, dim, layers, batch_first=True, dropout=between)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,28 @@ _CONFORMER = [
     "model.encoder.kernel_size=31",
     "model.encoder.subsampling_channels=32",
 ]
+# The models of NVIDIA with 0.6 and 1.1 billion parameters: FastConformer, LSTM predictor and TDT.
+_PARAKEET = [
+    "model.encoder.kind=fastconformer",
+    "model.encoder.num_mel_bins=128",
+    "data.features=waveform",
+    "model.encoder.dim=1024",
+    "model.encoder.heads=8",
+    "model.encoder.feedforward_dim=4096",
+    "model.predictor.kind=lstm",
+    "model.predictor.dim=640",
+    "model.predictor.layers=2",
+    "model.joiner_dim=640",
+    "model.joiner_activation=relu",
+    "loss.durations=[0,1,2,3,4]",
+    "loss.sigma=0.02",
+    "loss.omega=0.1",
+    "optimiser.learning_rate=0.0001",
+]
+PARAKEETS = {
+    "parakeet-0.6b": [*_PARAKEET, "model.encoder.layers=24", "model.encoder.bias=false"],
+    "parakeet-1.1b": [*_PARAKEET, "model.encoder.layers=42"],
+}
 # The optimiser and its schedule as in configs/librispeech_zipformer.yaml.
 _COMMON = [
     "model.predictor.dim=512",
@@ -70,12 +92,15 @@ _COMMON = [
 
 def settings(options: argparse.Namespace) -> list[str]:
     """Overrides of the experiment for the options, in terms of keys that all versions have."""
-    encoder = _CONFORMER
-    if options.model in SIZES:
-        encoder = ["model.encoder.kind=zipformer", f"model.encoder.size={options.model}"]
+    if options.model in PARAKEETS:
+        model = PARAKEETS[options.model]
+    elif options.model in SIZES:
+        sized = ["model.encoder.kind=zipformer", f"model.encoder.size={options.model}"]
+        model = [*sized, *_COMMON]
+    else:
+        model = [*_CONFORMER, *_COMMON]
     return [
-        *encoder,
-        *_COMMON,
+        *model,
         f"model.encoder.causal={options.causal}",
         f"loss.ctc_scale={0.2 if options.ctc else 0.0}",
         f"train.precision={options.precision}",
@@ -181,7 +206,7 @@ def progress(message: str) -> None:
 def parser() -> argparse.ArgumentParser:
     options = documented_parser("scripts.training_step", __doc__)
     options.add_argument("--shapes", type=Path, required=True, metavar="FILE.npz")
-    options.add_argument("--model", choices=(*SIZES, "conformer"), default="medium")
+    options.add_argument("--model", choices=(*SIZES, "conformer", *PARAKEETS), default="medium")
     options.add_argument("--causal", action="store_true", help="a causal encoder")
     options.add_argument("--ctc", action="store_true", help="with a CTC head and its loss")
     options.add_argument("--precision", default="bfloat16", help="train.precision")

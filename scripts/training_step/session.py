@@ -30,6 +30,7 @@ _MODULES = {
     "TransducerModel": ("pruned_rnnt.model.transducer_model", "pruned_rnnt.model.transducer"),
     "Ranks": ("pruned_rnnt.train.engine.distributed", "pruned_rnnt.train.distributed"),
     "SpeechTask": ("pruned_rnnt.train.tasks.speech_task", "pruned_rnnt.train.speech"),
+    "add_adapters": ("pruned_rnnt.model.lora",),
     "Trainer": ("pruned_rnnt.train.engine.trainer", "pruned_rnnt.train.trainer"),
 }
 
@@ -232,6 +233,8 @@ def _task_class() -> Any:
         ) -> None:
             self.config, self.ranks, self.loader = config, ranks, loader
             self.model = imported("TransducerModel")(config.model, VOCABULARY, config.loss)
+            if config.finetune.lora.rank > 0:
+                imported("add_adapters")(self.model.encoder, config.finetune.lora)
             self.model.to(device)
             self.model.batch_seconds = config.data.max_duration * ranks.world_size
             module = importlib.import_module(imported("SpeechTask").__module__)

@@ -55,6 +55,18 @@ def test_the_first_symbol_is_never_forgotten() -> None:
     assert not torch.equal(*last)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_on_a_cpu_is_float32(dtype: torch.dtype) -> None:
+    predictor = LstmPredictor(CONFIG, VOCAB).eval()
+    targets = torch.tensor([[3, 0, 5, 2]])
+    expected = predictor.forward_targets(targets)
+    with torch.autocast("cpu", dtype=dtype):
+        output = predictor.forward_targets(targets)
+    torch.testing.assert_close(output, expected, rtol=0, atol=0)
+    output.sum().backward()
+    assert predictor.lstm.weight_hh_l1.grad is not None
+
+
 def path_score(model: TransducerModel, encoded_TE: Tensor, symbols: list[int]) -> float:
     """Log-probability of one path, straight from the lattice; symbols with -1 for blank."""
     emitted = torch.tensor([[symbol for symbol in symbols if symbol >= 0]], dtype=torch.int32)

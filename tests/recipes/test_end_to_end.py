@@ -72,7 +72,7 @@ class Case(NamedTuple):
 CASES = [
     Case(
         recipe="librispeech",
-        share=0.001,
+        share=0.01,
         seconds=2.0,
         settings=[*ZIPFORMER, "data.max_duration=8"],
         prepare=["--vocab-size", "100"],
@@ -95,7 +95,7 @@ CASES = [
     ),
     Case(
         recipe="aishell",
-        share=0.001,
+        share=0.01,
         seconds=2.0,
         settings=[*ZIPFORMER, "data.max_duration=8"],
         prepare=[],
@@ -104,7 +104,7 @@ CASES = [
     ),
     Case(
         recipe="commonvoice",
-        share=0.001,
+        share=0.01,
         seconds=2.0,
         settings=[*ZIPFORMER, "data.max_duration=8"],
         prepare=["--language", "de", "--vocab-size", "100"],
