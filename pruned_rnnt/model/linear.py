@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.cast_parameters import is_cast
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.kernels.available import train_with_kernels, use_kernels
+from pruned_rnnt.model.side_branch import beside
 
 
 class Linear(nn.Linear):
@@ -58,13 +60,16 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.beside = is_cast(weight) and is_cast(bias)
         return functional.linear(x, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        return grad @ weight, weight_gradient(grad, x), bias_gradient(grad, weight.dtype)
+        with beside(grad, x, where=ctx.beside):
+            of_weight, of_bias = weight_gradient(grad, x), bias_gradient(grad, weight.dtype)
+        return grad @ weight, of_weight, of_bias
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
