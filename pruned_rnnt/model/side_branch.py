@@ -71,7 +71,7 @@ def beside(*read: Tensor, where: bool = True) -> AbstractContextManager[None]:
     """Launches go to the side branch of the pass that is being captured, if there is one.
 
     A use of the results must come after `join_side_branch`. So, of gradients, only those qualify
-    that nothing uses but the `CastParameters` of a layer.
+    that nothing uses but the `CastParameters` of a layer, or, of leaves, `CapturedGradients`.
 
     Args:
         read: tensors that the launches read, and that the main stream may release or change.
