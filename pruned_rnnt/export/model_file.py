@@ -27,6 +27,7 @@ from pruned_rnnt.licences.chain import Chain, chain_from
 from pruned_rnnt.model.broken_parameters import describe_broken
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.fitted_model import fitted_model
+from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -89,11 +90,12 @@ def save_model(parts: ModelFile, path: Path, source: str) -> None:
     torch.save(values, path)
 
 
-def load_model(path: Path | str) -> ModelFile:
+def load_model(path: Path | str, *, transposed: bool = False) -> ModelFile:
     """Load a model on the CPU in evaluation mode.
 
     Args:
         path: the file, or the folder that `pruned-rnnt export --format torch` wrote.
+        transposed: as `transpose_in_memory` does it afterwards, which copies the model once more.
 
     Raises:
         ExportError: the file is missing, damaged, of another kind or of a newer version, has an
@@ -111,7 +113,10 @@ def load_model(path: Path | str) -> ModelFile:
         config = from_dict(ModelConfig, values["config"]["model"], str(path))
         loss = from_dict(LossConfig, values["config"].get("loss") or {}, str(path))
         model = fitted_model(
-            lambda: build_model(config, values["vocab_size"], loss), values["state"], str(path)
+            lambda: build_model(config, values["vocab_size"], loss),
+            values["state"],
+            str(path),
+            prepare=_prepare_transposed if transposed else None,
         )
     except ValueError as error:
         reason = str(error).splitlines()[0]
@@ -137,6 +142,10 @@ def load_model(path: Path | str) -> ModelFile:
     except ValueError as error:
         raise ExportError(str(error)) from error
     return ModelFile(model.eval(), tokenizer, p99_duration, calibration, chain)
+
+
+def _prepare_transposed(model: SpeechModel) -> None:
+    transpose_in_memory(model.encoder, keep_values=False)
 
 
 def _read(path: Path) -> dict[str, Any]:

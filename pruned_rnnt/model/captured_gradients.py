@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.side_branch import join_side_branch
+
 _PART_BYTES = 25 * 2**20
 # Elements: gradients begin at multiples of 128 bytes, so that kernels can load vectors of them.
 _ALIGNMENT = 32
@@ -53,6 +55,8 @@ class GradientPart:
 
     def add(self, gradients: Sequence[tuple[Tensor, Tensor]], *, mark: bool) -> None:
         """Add gradients to their views, given as pairs; and record the event, if `mark`."""
+        # Some may come from the side branch.
+        join_side_branch()
         if gradients:
             totals, found = zip(*gradients, strict=True)
             torch._foreach_add_(totals, found)

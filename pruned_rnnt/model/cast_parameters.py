@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
+from pruned_rnnt.model.side_branch import join_side_branch
 
 
 class CastParameters:
-    """Casts the parameters of some modules for the duration of a forward pass.
+    """Casts the parameters of some modules, each used once, for the duration of a forward pass.
 
     Args:
         modules: modules whose own parameters autocast would cast, all of one dtype.
@@ -69,8 +70,14 @@ class _Cast(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        join_side_branch()
         copies = iter(_copies([grad for grad in grads if grad is not None], ctx.dtype))
         return None, *(None if grad is None else next(copies) for grad in grads)
+
+
+def is_cast(parameter: Tensor) -> bool:
+    """Whether this is a copy by `CastParameters`, whose gradient nothing else uses."""
+    return isinstance(parameter.grad_fn, _Cast._backward_cls)
 
 
 def _copies(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

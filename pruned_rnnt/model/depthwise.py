@@ -138,8 +138,9 @@ class _FusedDepthwise(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        from pruned_rnnt.model.kernels.convolution import depthwise_backward
+        from pruned_rnnt.model.kernels import convolution as fused
 
         x, weight = ctx.saved_tensors
-        found = depthwise_backward(x, weight, grad.contiguous(), ctx.padding, ctx.chunk)
-        return *found, None, None
+        arguments = (x, weight, grad.contiguous(), ctx.padding, ctx.chunk)
+        of_weight, of_bias = fused.depthwise_weight_gradients(*arguments)
+        return fused.depthwise_backward(*arguments), of_weight, of_bias, None, None

@@ -37,6 +37,7 @@ from pruned_rnnt.model.captured_passes import (
 )
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.shape_steps import BatchPadding
+from pruned_rnnt.model.side_branch import SideBranch, join_side_branch
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.switched_kernels import GRAPHS, why_switched
@@ -71,6 +72,7 @@ class EncoderGraphs:
         self._clock = encoder.clock
         self._recorder = Recorder(device)
         self._stream = torch.cuda.Stream(device)
+        self._side_branch = SideBranch(self._stream)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: OrderedDict[Any, CapturedPasses] = OrderedDict()
         self._buffers = SharedBuffers(device)
@@ -187,6 +189,7 @@ class EncoderGraphs:
         with self._recording():
             with capturing(forward, self._pool, self._stream):
                 result_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
+                join_side_branch()
                 encoded_NTE.copy_(result_NTE.detach())
             program = self._recorder.program
             with capturing(backward, self._pool, self._stream):
@@ -227,6 +230,7 @@ class EncoderGraphs:
             features_NTF = torch.zeros((2, frames, bins), device=device)
             lengths_N = torch.full((2,), frames, dtype=torch.int64, device=device)
             encoded_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
+            join_side_branch()
             self.gradients.add(encoded_NTE, torch.zeros_like(encoded_NTE))
             self._output_dtype = encoded_NTE.dtype
         torch.cuda.current_stream().wait_stream(self._stream)
@@ -242,6 +246,7 @@ class EncoderGraphs:
         try:
             with (
                 torch.enable_grad(),
+                self._side_branch.active(),
                 torch.autocast("cuda", device_dtype, enabled=enabled, cache_enabled=False),
             ):
                 yield

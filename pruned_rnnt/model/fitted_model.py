@@ -71,11 +71,18 @@ def sized_model(make: Callable[[], ModelT], state: Mapping[str, Tensor], source:
         ) from error
 
 
-def fitted_model(make: Callable[[], ModelT], state: Mapping[str, Tensor], source: str) -> ModelT:
+def fitted_model(
+    make: Callable[[], ModelT],
+    state: Mapping[str, Tensor],
+    source: str,
+    *,
+    prepare: Callable[[ModelT], None] | None = None,
+) -> ModelT:
     """The model that `make` builds, with the parameters of `state`.
 
     Args:
         source: the file, for the error message.
+        prepare: is called with the model before its parameters have values.
 
     Raises:
         UnusableFileError: the model has other parameters, or they have other shapes.
@@ -83,6 +90,8 @@ def fitted_model(make: Callable[[], ModelT], state: Mapping[str, Tensor], source
     """
     with UninitialisedParameters():
         model = sized_model(make, state, source)
+    if prepare is not None:
+        prepare(model)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import train_with_kernels
+from pruned_rnnt.model.side_branch import beside
 
 
 class LayerNorm(nn.LayerNorm):
@@ -36,6 +37,7 @@ class _LayerNorm(torch.autograd.Function):
             x, (x.size(-1),), weight, bias, eps
         )
         ctx.save_for_backward(x, weight, mean, inverse_deviation)
+        ctx.beside = weight.is_leaf and bias.is_leaf
         return normed
 
     @staticmethod
@@ -48,5 +50,6 @@ class _LayerNorm(torch.autograd.Function):
         of_x, of_weight, of_bias = layer_norm_backward(
             x, weight, mean, inverse_deviation, grad.contiguous()
         )
-        dtype = weight.dtype
-        return of_x, sums_of_parts(of_weight, dtype), sums_of_parts(of_bias, dtype), None
+        with beside(of_weight, of_bias, where=ctx.beside):
+            found = [sums_of_parts(parts, weight.dtype) for parts in (of_weight, of_bias)]
+        return of_x, found[0], found[1], None

@@ -81,14 +81,48 @@ def read_saved(
 
 
 def read_outline(path: Path) -> Any:
-    """The values of a file of torch.save without reading its tensors; None if it is unusable.
+    """The plain values of a file of torch.save, with a stand-in for each tensor and other object;
+    None if the file is unusable.
 
-    For a look at what a file is; `read_saved` checks its contents and raises errors.
+    For a look at what a file is; `read_saved` checks its contents and raises errors. No code of the
+    file runs, and no tensor is made, which for a thousand of them takes a tenth of a second.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with zipfile.ZipFile(path) as archive:
+            (name,) = (name for name in archive.namelist() if _is_outline(name))
+            with archive.open(name) as file:
+                return _Outline(file).load()
     except Exception:  # as for `read_saved`; formats of other programs too
         return None
+
+
+def _is_outline(name: str) -> bool:
+    return name.count("/") == 1 and name.endswith("/data.pkl")
+
+
+class _Anything:
+    """Takes the place of any object while values are unpickled, and ignores what it is given."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None: ...
+
+    def __call__(self, *arguments: Any, **options: Any) -> _Anything:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+    def append(self, value: Any) -> None: ...
+
+    def extend(self, values: Any) -> None: ...
+
+
+class _Outline(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _Anything
+
+    def persistent_load(self, key: Any) -> Any:
+        return _Anything()
 
 
 def objects_in(error: Exception) -> str:

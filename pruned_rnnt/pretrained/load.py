@@ -40,8 +40,9 @@ def load(
         return _load_onnx(found, settings, segments)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    start_device(torch.device(device))
-    parts, decode = _load_torch(found, settings)
+    device = torch.device(device)
+    start_device(device)
+    parts, decode = _load_torch(found, settings, device)
     model = parts.model.to(device)
     choose_passes(decode, model)
     return Recogniser(
@@ -78,8 +79,10 @@ def _decode_config(settings: Sequence[str]) -> DecodeConfig:
     return load_config(ExperimentConfig, None, settings).decode
 
 
-def _load_torch(found: FoundModel, settings: Sequence[str]) -> tuple[ModelFile, DecodeConfig]:
-    """The model on the CPU with what is stored beside it, and how to decode."""
+def _load_torch(
+    found: FoundModel, settings: Sequence[str], device: torch.device
+) -> tuple[ModelFile, DecodeConfig]:
+    """The model on the CPU with what is stored beside it, and how to decode on the device."""
     if found.kind == "run":
         from pruned_rnnt.data.input.training_durations import read_p99_duration
         from pruned_rnnt.decode.timing.calibration import read_calibration
@@ -101,7 +104,8 @@ def _load_torch(found: FoundModel, settings: Sequence[str]) -> tuple[ModelFile, 
         parts = ModelFile(imported.model, imported.tokenizer, None, None)
         return parts, imported.config.decode
     if found.kind == "file":
-        parts = model_file.load_model(found.path)
+        # As the recogniser wants it.
+        parts = model_file.load_model(found.path, transposed=device.type == "cpu")
     else:
         if found.tokens is None:
             raise NoModelError(f"there are no tokens for {found.path}")

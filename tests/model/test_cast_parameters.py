@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt.model import side_branch
 from pruned_rnnt.model.attention import attention_bias, attention_mask
 from pruned_rnnt.model.cast_parameters import CastParameters
 from pruned_rnnt.model.conformer import Conformer
+from pruned_rnnt.model.linear import Linear
 from tests.tiny_models import tiny_conformer
 
 MODULES = ("attention", "cast_parameters", "conformer_stack", "subsampling")
@@ -96,6 +100,34 @@ def test_frozen_and_unused_parameters_get_no_gradient(monkeypatch: pytest.Monkey
     torch.testing.assert_close(used.weight.grad, expected, rtol=0.02, atol=0.05)
     assert frozen.weight.grad is None
     assert unused.weight.grad is None
+
+
+def test_only_gradients_of_casts_go_to_the_side_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is joined before they are cast; others may be used as soon as autograd has them."""
+    use_gpu_code(monkeypatch)
+    monkeypatch.setattr("pruned_rnnt.model.linear.train_with_kernels", lambda *tensors: True)
+    events: list[str] = []
+
+    class Branch:
+        @contextmanager
+        def fork(self, *read: Tensor) -> Iterator[None]:
+            events.append("fork")
+            yield
+            events.append("main")
+
+        def join(self) -> None:
+            events.append("join")
+
+    monkeypatch.setattr(side_branch, "_current", Branch)
+    inner, outer = (torch.nn.ModuleList(Linear(4, 4) for _ in range(2)) for _ in range(2))
+    x = torch.randn(2, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16), CastParameters(inner).cast(x):
+        torch.nn.Sequential(*outer, *inner)(x).sum().backward()
+    assert events == ["fork", "main", "fork", "main", "join"]
+    events.clear()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.nn.Sequential(*inner)(x).sum().backward()
+    assert events == []
 
 
 def test_attention_bias_equals_the_mask_with_aligned_rows() -> None:

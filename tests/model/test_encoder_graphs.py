@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model import encoder_graphs
+from pruned_rnnt.model import encoder_graphs, side_branch
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.model.lora import LoraConfig, add_adapters
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.balancer import Balancer, _mean_limit
+from pruned_rnnt.model.zipformer.config import MEDIUM
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
 from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten
@@ -124,6 +126,36 @@ def test_adapters_and_frozen_layers_in_graphs(kind: str, precision: torch.dtype)
                 module.limit = 1e9
         compare(each, precision, 1e-3 if precision == torch.float32 else 3e-2)
         assert all(p.grad is None for p in each.parameters() if not p.requires_grad)
+
+
+@pytest.mark.parametrize("kind", ["conformer", "zipformer"])
+def test_the_side_branch_changes_no_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of real sizes, which last long enough for a use that does not wait to come first."""
+    shapes = [[1200] * 12, [800, 640, 333], [1200] * 12, [1200] * 12, [800, 640, 333]]
+    results = []
+    forks = 0
+    fork = side_branch.SideBranch.fork
+
+    def counted(branch: side_branch.SideBranch, *read: Tensor) -> AbstractContextManager[None]:
+        nonlocal forks
+        forks += 1
+        return fork(branch, *read)
+
+    monkeypatch.setattr(side_branch.SideBranch, "fork", counted)
+    for used in (True, False):
+        if not used:
+            forks = 0
+            monkeypatch.setattr(side_branch, "_current", lambda: None)
+        torch.manual_seed(0)
+        encoder: Encoder = (
+            Conformer(ConformerConfig(layers=4, dim=256))
+            if kind == "conformer"
+            else Zipformer(MEDIUM)
+        )
+        results.append(passes(encoder.cuda().train(), True, shapes, torch.bfloat16))
+        assert (forks > 0) == used
+    for beside, alone in zip(*results, strict=True):
+        assert torch.equal(beside, alone)
 
 
 def test_padded_batches_have_the_output_of_their_utterances() -> None:

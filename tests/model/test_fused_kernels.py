@@ -26,6 +26,7 @@ from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.model.zipformer.scores import masked_softmax
+from pruned_rnnt.model.zipformer.stack import Downsample
 from tests.model.zipformer_tiny import CAUSAL, TINY
 from tests.tiny_models import tiny_conformer
 
@@ -251,6 +252,21 @@ def test_bypass(keep: bool, rate: int, batch: int, frames: int) -> None:
         torch.randn(batch, frames, 20),
         torch.randn(20),
     )
+
+
+@pytest.mark.parametrize("rate", [2, 3, 8])
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_downsample(rate: int, batch: int, frames: int) -> None:
+    """With groups that are whole, that end early, and that are beyond the utterance."""
+    torch.manual_seed(0)
+    downsample = Downsample(rate)
+    lengths_N = torch.randint(2, frames * rate + 1, (batch,))
+
+    def run(x: Tensor, bias: Tensor, lengths_N: Tensor) -> Tensor:
+        downsample._parameters["bias"] = bias  # type: ignore[assignment]
+        return downsample(x, lengths_N)
+
+    check(run, torch.randn(batch, frames * rate, 20), torch.randn(rate), lengths_N)
 
 
 @pytest.mark.parametrize(("batch", "frames"), SHAPES)

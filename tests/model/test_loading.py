@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,21 @@ def test_an_outline_is_read_without_the_tensors(tmp_path: Path) -> None:
     assert read_outline(path) is None
     torch.save([1, 2], path)
     assert read_outline(path) == [1, 2]
+
+
+class _Runs:
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (Path("touched"),)
+
+
+def test_an_outline_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = {"format": "ours", "code": _Runs(), "state": OrderedDict(a=torch.ones(2), b={1, 2})}
+    torch.save(values, "model.pt")
+    assert read_outline(Path("model.pt"))["format"] == "ours"
+    assert not Path("touched").exists()
+    torch.load("model.pt", weights_only=False)
+    assert Path("touched").exists()
 
 
 def test_a_mapped_file_has_the_same_tensors(tmp_path: Path) -> None:

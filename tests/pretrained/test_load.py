@@ -18,7 +18,7 @@ from pruned_rnnt.cli.command import EXIT_USAGE
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.export.model_file import ModelFile
+from pruned_rnnt.export.model_file import ModelFile, load_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.encoder import EncoderConfig
@@ -282,9 +282,26 @@ def test_tensors_are_read_when_a_model_is_loaded(
         torch, "load", lambda *a, **k: plain.append(k.get("mmap", False)) or load(*a, **k)
     )
     assert find_model(path).kind == "file"
-    assert (len(checked), plain) == (0, [True])
+    assert (len(checked), plain) == (0, [])
     pruned_rnnt.load(path)
-    assert (len(checked), plain) == (1, [True, True, True])
+    assert (len(checked), plain) == (1, [True])
+
+
+def test_a_cpu_loads_matrices_as_it_multiplies_them(
+    model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Each is copied once, into the memory order that the recogniser wants."""
+    path = save_file(tmp_path / "file", model, tokenizer) / "model.pt"
+    loaded = load_model(path, transposed=True).model
+    assert isinstance(loaded, SpeechModel)
+    places = {name: value.data_ptr() for name, value in loaded.named_parameters()}
+    Recogniser(loaded, tokenizer)
+    for (name, value), wanted in zip(loaded.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(value, wanted)
+        assert value.data_ptr() == places[name]
+        if name.startswith("encoder.") and value.dim() == 2:
+            assert value.t().is_contiguous()
+    assert any(value.dim() == 2 for value in loaded.encoder.parameters())
 
 
 def test_fused_kernels_are_chosen(model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ returns after reading it. Programs have few channels, so that each reads few sum
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -138,50 +140,74 @@ def _apply_kernel(
             tl.store(place, grad.to(grad_ptr.dtype.element_ty), mask=inside)
 
 
-def balance_gradient(x: Tensor, grad: Tensor, settings: Tensor, strength: float) -> None:
+class _Tiling(NamedTuple):
+    """Sizes of a tile, and the grid and turns in which programs take all tiles."""
+
+    block_r: int
+    block_c: int
+    grid: tuple[int, int]
+    turns: int
+
+
+def _tiling(rows: int, channels: int) -> _Tiling:
+    block_c = min(power_of_two(channels), _WIDEST)
+    block_r = max(_TILE // block_c, 1)
+    blocks = divide_up(channels, block_c)
+    tiles = divide_up(rows, block_r)
+    parts = min(tiles, max(_PROGRAMS // blocks, 1))
+    return _Tiling(block_r, block_c, (parts, blocks), divide_up(tiles, parts))
+
+
+def balance_sums(x: Tensor, settings: Tensor) -> Tensor:
+    """What `balance_gradient` needs to know of x (..., C), which may be launched long before."""
+    rows, channels = as_rows(x), x.size(-1)
+    tiling = _tiling(rows.number, channels)
+    sums = torch.empty((tiling.grid[0], 2, channels), dtype=torch.float32, device=x.device)
+    _sums_kernel(
+        tiling.grid,
+        rows.tensor,
+        settings,
+        sums,
+        rows.number,
+        rows.stride,
+        tiling.turns,
+        channels,
+        tiling.block_r,
+        tiling.block_c,
+    )
+    return sums
+
+
+def balance_gradient(
+    x: Tensor, grad: Tensor, settings: Tensor, strength: float, sums: Tensor | None = None
+) -> None:
     """Change `grad` in place if the switch is on.
 
     Args:
         x, grad: (..., C); `grad` has rows of one stride.
         settings: (5,) float32: the switch, the lowest and highest mean / standard deviation, the
             lowest and highest root mean square.
+        sums: of `balance_sums`, if it was called before.
     """
+    if sums is None:
+        sums = balance_sums(x, settings)
     x_rows, grad_rows = as_rows(x), as_rows(grad)
-    rows, channels = x_rows.number, x.size(-1)
-    block_c = min(power_of_two(channels), _WIDEST)
-    block_r = max(_TILE // block_c, 1)
-    blocks = divide_up(channels, block_c)
-    tiles = divide_up(rows, block_r)
-    parts = min(tiles, max(_PROGRAMS // blocks, 1))
-    turns = divide_up(tiles, parts)
-    sums = torch.empty((parts, 2, channels), dtype=torch.float32, device=x.device)
-    _sums_kernel(
-        (parts, blocks),
-        x_rows.tensor,
-        settings,
-        sums,
-        rows,
-        x_rows.stride,
-        turns,
-        channels,
-        block_r,
-        block_c,
-    )
+    tiling = _tiling(x_rows.number, x.size(-1))
     _apply_kernel(
-        (parts, blocks),
+        tiling.grid,
         grad_rows.tensor,
         x_rows.tensor,
         sums,
         settings,
-        rows,
+        x_rows.number,
         grad_rows.stride,
         x_rows.stride,
-        parts,
-        turns,
-        channels,
+        tiling.grid[0],
+        tiling.turns,
+        x.size(-1),
         strength,
         _TINY,
         _ADDED,
-        block_r,
-        block_c,
+        tiling.block_r,
+        tiling.block_c,
     )

@@ -204,12 +204,23 @@ def depthwise_backward(
     grad_NTE: Tensor,
     padding: int,
     chunk: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, of the weight (E, 1, K) and of the bias."""
-    batch, frames, width = x_NTE.shape
-    size, out_frames = weight_E1K.size(2), grad_NTE.size(1)
+) -> Tensor:
+    """Gradient of x, of which only the shape and dtype are used."""
     grad_x = torch.empty_like(x_NTE)
     _convolve(grad_NTE, weight_E1K, None, grad_x, chunk, shift=padding, step=-1)
+    return grad_x
+
+
+def depthwise_weight_gradients(
+    x_NTE: Tensor,
+    weight_E1K: Tensor,
+    grad_NTE: Tensor,
+    padding: int,
+    chunk: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the weight (E, 1, K) and of the bias."""
+    batch, frames, width = x_NTE.shape
+    size, out_frames = weight_E1K.size(2), grad_NTE.size(1)
     parts = divide_up(out_frames, _SUMMED)
     of_weight = x_NTE.new_empty((batch * parts, size, width), dtype=torch.float32)
     of_bias = x_NTE.new_empty((batch * parts, width), dtype=torch.float32)
@@ -233,7 +244,7 @@ def depthwise_backward(
     )
     dtype = weight_E1K.dtype
     weight_KE = sums_of_parts(of_weight.flatten(1), dtype).view(size, width)
-    return grad_x, weight_KE.t().unsqueeze(1), sums_of_parts(of_bias, dtype)
+    return weight_KE.t().unsqueeze(1), sums_of_parts(of_bias, dtype)
 
 
 def _convolve(

@@ -39,7 +39,13 @@ from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel
 from pruned_rnnt.model.kernels.rows import as_rows
-from pruned_rnnt.model.kernels.whiten_scatter import BLOCK, PROGRAMS, REDUCED, scatter_matrices
+from pruned_rnnt.model.kernels.whiten_scatter import (
+    BLOCK,
+    PROGRAMS,
+    REDUCED,
+    Scatter,
+    scatter_matrices,
+)
 
 _APPLIED = 4096
 _TINY = 1e-20
@@ -152,8 +158,31 @@ def _apply_kernel(
             tl.store(grad_ptr + place, grad.to(grad_ptr.dtype.element_ty), mask=place < count)
 
 
+def whiten_scatter(x: Tensor, settings: Tensor, over_limit: Tensor, *, groups: int) -> Scatter:
+    """What `whiten_gradient` needs to know of x, which may be launched long before."""
+    return scatter_matrices(
+        as_rows(x),
+        settings,
+        over_limit.view(torch.uint8),
+        groups=groups,
+        channels=x.size(-1) // groups,
+        precision=_precision(x),
+    )
+
+
+def _precision(x: Tensor) -> str:
+    return "tf32x3" if x.dtype == torch.float32 else "ieee"
+
+
 def whiten_gradient(
-    x: Tensor, grad: Tensor, settings: Tensor, over_limit: Tensor, *, groups: int, strength: float
+    x: Tensor,
+    grad: Tensor,
+    settings: Tensor,
+    over_limit: Tensor,
+    *,
+    groups: int,
+    strength: float,
+    scatter: Scatter | None = None,
 ) -> None:
     """Change `grad` and `over_limit` in place if the switch is on.
 
@@ -163,15 +192,13 @@ def whiten_gradient(
             over the limit, and the limit.
         over_limit: () bool, the result of the last check.
         groups: G.
+        scatter: of `whiten_scatter`, if it was called before.
     """
+    if scatter is None:
+        scatter = whiten_scatter(x, settings, over_limit, groups=groups)
     rows = as_rows(x)
-    width = x.size(-1)
-    channels = width // groups
-    precision = "tf32x3" if x.dtype == torch.float32 else "ieee"
+    channels = x.size(-1) // groups
     over = over_limit.view(torch.uint8)
-    scatter = scatter_matrices(
-        rows, settings, over, groups=groups, channels=channels, precision=precision
-    )
     blocks, row_blocks = divide_up(channels, BLOCK), divide_up(rows.number, BLOCK)
     push = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
     sharing = min(row_blocks, max(PROGRAMS // (blocks * groups), 1))
@@ -202,7 +229,7 @@ def whiten_gradient(
         _TINY,
         REDUCED,
         BLOCK,
-        precision,
+        _precision(x),
     )
     tiles = divide_up(grad.numel(), _APPLIED)
     shared = min(tiles, PROGRAMS)

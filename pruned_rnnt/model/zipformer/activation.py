@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.cast_parameters import is_cast
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import channels_last
 from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
@@ -23,6 +24,7 @@ from pruned_rnnt.model.linear import (
     scaled_linear,
     weight_gradient,
 )
+from pruned_rnnt.model.side_branch import beside
 from pruned_rnnt.ops.common.library import accumulator
 
 Kind = Literal["L", "R"]
@@ -202,6 +204,7 @@ class _SwooshLinear(torch.autograd.Function):
     ) -> Tensor:
         dtype = compute_dtype(x, weight)
         ctx.kind, ctx.dtype, ctx.fused = kind, dtype, use_kernels(x)
+        ctx.beside = is_cast(weight) and is_cast(bias)
         if ctx.fused:
             from pruned_rnnt.model.kernels.swoosh import swoosh_forward
 
@@ -227,10 +230,7 @@ class _SwooshLinear(torch.autograd.Function):
             activation = _LogSumSwoosh(x, ctx.kind)
             hidden = activation.forward(mask, ctx.dtype)
             grad_x = activation.backward(grad_hidden if mask is None else grad_hidden * mask)
-        return (
-            grad_x,
-            weight_gradient(grad, hidden).to(weight.dtype),
-            bias_gradient(grad, weight.dtype),
-            None,
-            None,
-        )
+        with beside(grad, hidden, where=ctx.beside):
+            of_weight = weight_gradient(grad, hidden).to(weight.dtype)
+            of_bias = bias_gradient(grad, weight.dtype)
+        return grad_x, of_weight, of_bias, None, None

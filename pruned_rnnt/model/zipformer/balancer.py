@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.joined_frames import channels_last
+from pruned_rnnt.model.side_branch import beside, may_launch_early
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder, Schedule, ramp
 from pruned_rnnt.ops.common.library import accumulator
 
@@ -85,16 +86,27 @@ class Balancer(nn.Module):
         """(5,) on the device: the settings of `change_gradient` in a captured pass."""
         return recorder.add(self._settings, 5)
 
-    def change_gradient(self, x: Tensor, grad: Tensor, settings: Tensor) -> None:
+    def sums(self, x: Tensor, settings: Tensor) -> Tensor:
+        """What `change_gradient` needs to know of x."""
+        from pruned_rnnt.model.kernels.balance import balance_sums
+
+        return balance_sums(self._balanced(x), settings)
+
+    def change_gradient(
+        self, x: Tensor, grad: Tensor, settings: Tensor, sums: Tensor | None = None
+    ) -> None:
         """Change the gradient of x in place if the settings say so; by fused kernels.
 
         Args:
             x, grad: with the channels last; `grad` is contiguous.
+            sums: if they were computed before.
         """
         from pruned_rnnt.model.kernels.balance import balance_gradient
 
-        part = slice(x.size(-1) // 2 if self.upper_half else 0, None)
-        balance_gradient(x[..., part], grad[..., part], settings, _STRENGTH)
+        balance_gradient(self._balanced(x), self._balanced(grad), settings, _STRENGTH, sums)
+
+    def _balanced(self, x: Tensor) -> Tensor:
+        return x[..., x.size(-1) // 2 :] if self.upper_half else x
 
     def _limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Limits of mean / standard deviation, and of the root mean square."""
@@ -161,6 +173,10 @@ class _SwitchedBalance(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x)
         ctx.channel_axis, ctx.balancer, ctx.settings = channel_axis, balancer, settings
+        ctx.sums = None
+        if may_launch_early(x):
+            with beside(x):
+                ctx.sums = balancer.sums(x.movedim(channel_axis, -1), settings)
         return x.view_as(x)
 
     @staticmethod
@@ -169,7 +185,7 @@ class _SwitchedBalance(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         x = x.movedim(ctx.channel_axis, -1)
         grad = grad.movedim(ctx.channel_axis, -1).contiguous()
-        ctx.balancer.change_gradient(x, grad, ctx.settings)
+        ctx.balancer.change_gradient(x, grad, ctx.settings, ctx.sums)
         grad = grad.movedim(-1, ctx.channel_axis)
         return channels_last(grad) if grad.dim() == 4 else grad, None, None, None
 

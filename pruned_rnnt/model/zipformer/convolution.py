@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.cast_parameters import is_cast
 from pruned_rnnt.model.depthwise import compute_dtype, depthwise
 from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.linear import Linear
+from pruned_rnnt.model.side_branch import beside
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import LARGEST_CHUNK, Frames, extend
@@ -121,6 +123,7 @@ class _GatedDepthwise(torch.autograd.Function):
         x, real, weight = x.contiguous(), real.contiguous(), weight.contiguous()
         ctx.save_for_backward(x, real, weight)
         ctx.padding = padding
+        ctx.beside = is_cast(weight) and is_cast(bias)
         return fused.depthwise(fused.gate(x, real), weight, bias, padding)
 
     @staticmethod
@@ -129,9 +132,10 @@ class _GatedDepthwise(torch.autograd.Function):
         from pruned_rnnt.model.kernels import convolution as fused
 
         x, real, weight = ctx.saved_tensors
-        of_gated, of_weight, of_bias = fused.depthwise_backward(
-            fused.gate(x, real), weight, grad.contiguous(), ctx.padding
-        )
+        gated, grad = fused.gate(x, real), grad.contiguous()
+        with beside(gated, grad, where=ctx.beside):
+            of_weight, of_bias = fused.depthwise_weight_gradients(gated, weight, grad, ctx.padding)
+        of_gated = fused.depthwise_backward(gated, weight, grad, ctx.padding)
         return fused.gate_backward(x, real, of_gated), None, of_weight, of_bias, None
 
 

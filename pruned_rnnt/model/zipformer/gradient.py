@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.side_branch import beside
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule
 
 # Fraction of the batches on which the gradients of limited parameters change.
@@ -66,7 +67,8 @@ def sum_towards_limits(parts_PC: Tensor, value: Tensor, limits: Limits | None) -
     from pruned_rnnt.model.kernels.sums import sums_of_parts
 
     on_device = limits if isinstance(limits, Tensor) else None
-    grad = sums_of_parts(parts_PC, value.dtype, value, on_device).view_as(value)
+    with beside(parts_PC, where=value.is_leaf):
+        grad = sums_of_parts(parts_PC, value.dtype, value, on_device).view_as(value)
     return grad if on_device is not None else grad_towards_limits(grad, value, limits)
 
 

@@ -6,12 +6,13 @@ rate, E encoder width.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.config import (
     OUTPUT_RATE,
@@ -216,17 +217,45 @@ class Downsample(nn.Module):
         self.bias = nn.Parameter(torch.zeros(rate))
 
     def forward(self, x_NTE: Tensor, lengths_N: Tensor) -> Tensor:
+        weights_D = functional.softmax(self.bias, dim=0)
+        mean_NTE: Tensor
+        if use_kernels(x_NTE, weights_D):
+            mean_NTE = _Downsample.apply(  # type: ignore[no-untyped-call]
+                x_NTE, weights_D, lengths_N
+            )
+            return mean_NTE
         end_T = torch.arange(1, x_NTE.size(1) + 1, self.rate, device=x_NTE.device)
         frame_D = torch.arange(self.rate, device=x_NTE.device)
         # Within each group: the index of the last real frame, and the source of each frame.
         last_NT = lengths_N[:, None] - end_T
         source_NTD = torch.minimum(frame_D, last_NT.unsqueeze(-1))
         taken_NTDD = source_NTD.unsqueeze(-1) == frame_D
-        weights_D1 = functional.softmax(self.bias, dim=0).unsqueeze(-1)
-        weights_NTD = (taken_NTDD * weights_D1).sum(dim=-2)
+        weights_NTD = (taken_NTDD * weights_D.unsqueeze(-1)).sum(dim=-2)
         groups_NTDE = x_NTE.unflatten(1, (-1, self.rate))
-        mean_NTE: Tensor = (groups_NTDE * weights_NTD.unsqueeze(-1)).sum(dim=2)
+        mean_NTE = (groups_NTDE * weights_NTD.unsqueeze(-1)).sum(dim=2)
         return mean_NTE
+
+
+class _Downsample(torch.autograd.Function):
+    """The means by fused kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
+        from pruned_rnnt.model.kernels.downsample import downsample
+
+        x, lengths = x.contiguous(), lengths.contiguous()
+        ctx.save_for_backward(x, weights, lengths)
+        return downsample(x, weights, lengths, torch.promote_types(x.dtype, weights.dtype))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        from pruned_rnnt.model.kernels.downsample import downsample_backward
+        from pruned_rnnt.model.kernels.sums import sums_of_parts
+
+        x, weights, lengths = ctx.saved_tensors
+        of_x, of_weights = downsample_backward(x, weights, lengths, grad.contiguous())
+        return of_x, sums_of_parts(of_weights, weights.dtype), None
 
 
 def _with_dropped_positions(frames: Frames, rate: float) -> Frames:

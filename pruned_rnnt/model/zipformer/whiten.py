@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.side_branch import beside, may_launch_early
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder, Schedule
 from pruned_rnnt.ops.common.library import accumulator
 
@@ -75,16 +76,31 @@ class Whiten(nn.Module):
         """(3,) on the device: the settings of `change_gradient` in a captured pass."""
         return recorder.add(self._settings, 3)
 
-    def change_gradient(self, x: Tensor, grad: Tensor, settings: Tensor) -> None:
+    def scatter(self, x: Tensor, settings: Tensor) -> Any:
+        """What `change_gradient` needs to know of x."""
+        from pruned_rnnt.model.kernels.whiten import whiten_scatter
+
+        return whiten_scatter(x, settings, self.over_limit, groups=self.groups)
+
+    def change_gradient(
+        self, x: Tensor, grad: Tensor, settings: Tensor, scatter: Any = None
+    ) -> None:
         """Change the gradient of x in place if the settings say so; by fused kernels.
 
         Args:
             grad: contiguous.
+            scatter: if it was computed before.
         """
         from pruned_rnnt.model.kernels.whiten import whiten_gradient
 
         whiten_gradient(
-            x, grad, settings, self.over_limit, groups=self.groups, strength=self.strength
+            x,
+            grad,
+            settings,
+            self.over_limit,
+            groups=self.groups,
+            strength=self.strength,
+            scatter=scatter,
         )
 
     def _settings(self) -> Sequence[float]:
@@ -152,6 +168,10 @@ class _SwitchedWhiten(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, whiten: Whiten, settings: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         ctx.whiten, ctx.settings = whiten, settings
+        ctx.scatter = None
+        if may_launch_early(x):
+            with beside(x):
+                ctx.scatter = whiten.scatter(x, settings)
         return x.view_as(x)
 
     @staticmethod
@@ -159,5 +179,5 @@ class _SwitchedWhiten(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
         grad = grad.contiguous()
-        ctx.whiten.change_gradient(x, grad, ctx.settings)
+        ctx.whiten.change_gradient(x, grad, ctx.settings, ctx.scatter)
         return grad, None, None
