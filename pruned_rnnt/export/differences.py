@@ -41,6 +41,12 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
             "its own options name"
         )
     if isinstance(model, CtcModel):
+        if has_nemo_layout(model):
+            yield "sherpa-onnx computes the features of NeMo's models with frames 5 ms later"
+            yield (
+                "sherpa-onnx leaves out a last encoder frame with less audio than the others, up "
+                "to 70 ms"
+            )
         if decode.skip_unknown:
             yield "decode.skip_unknown is true, but sherpa-onnx emits <unk> of a CTC model"
         if decode.method == "ctc_prefix_beam":
@@ -79,8 +85,8 @@ def _nemo_differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]
     is_nemo = model.config.encoder.features == "nemo"
     is_tdt = bool(model.loss_config.durations)
     yield (
-        "sherpa-onnx computes the features of NeMo's models with another window, mel filters up to "
-        "7.6 kHz, and frames 5 ms later"
+        "sherpa-onnx computes the features of NeMo's transducers with another window, mel filters "
+        "up to 7.6 kHz, and frames 5 ms later"
         if is_nemo
         else "sherpa-onnx computes other features for TDT models, which the encoder converts into "
         "those of training, but not exactly"

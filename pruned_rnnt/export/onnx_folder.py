@@ -40,6 +40,7 @@ from pruned_rnnt.export.tdt_graphs import (
     TdtEncoderGraph,
     check_tdt_export,
     has_nemo_layout,
+    nemo_ctc_graph,
     tdt_graphs,
     tdt_metadata,
     tdt_tokens,
@@ -103,11 +104,10 @@ def encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
             of a Conformer; impossible sizes, half precision for a Zipformer, or a FastConformer.
     """
     if isinstance(model.encoder, FastConformer):
-        what = "a CTC model" if isinstance(model, CtcModel) else "model.encoder.features=fbank"
         raise ExportError(
-            f"model.encoder.kind is fastconformer, which `export --format onnx` does not support "
-            f"with {what}: use --format torch, or export a transducer of model.encoder.features="
-            "nemo or of loss.durations"
+            "model.encoder.kind is fastconformer, which `export --format onnx` does not support "
+            "with model.encoder.features=fbank: use --format torch, or export a model of "
+            "model.encoder.features=nemo or of loss.durations"
         )
     if isinstance(model.encoder, TransformersEncoder):
         raise ExportError(
@@ -146,12 +146,14 @@ def exported_graphs(model: SpeechModel, options: OnnxOptions) -> tuple[Graph, ..
     Raises:
         ExportError: as `encoder_graph`, or sherpa-onnx cannot run the predictor.
     """
-    if not isinstance(model, TransducerModel):
-        return (encoder_graph(model, options),)
+    if has_nemo_layout(model):
+        check_tdt_export(model, streaming=options.streaming, fp16=options.fp16)
+    if isinstance(model, CtcModel):
+        return (nemo_ctc_graph(model) if has_nemo_layout(model) else encoder_graph(model, options),)
+    assert isinstance(model, TransducerModel)
     if model.config.encoder.features == "fbank":
         check_predictor(model)
     if has_nemo_layout(model):
-        check_tdt_export(model, streaming=options.streaming, fp16=options.fp16)
         return tdt_graphs(model)
     return (encoder_graph(model, options), decoder(model), joiner(model))
 
@@ -241,7 +243,7 @@ def _settings(
 
 def _kind(model: SpeechModel) -> str:
     if isinstance(model, CtcModel):
-        return "ctc"
+        return "nemo_ctc" if has_nemo_layout(model) else "ctc"
     if model.loss_config.durations:
         return "tdt"
     return "nemo" if has_nemo_layout(model) else "transducer"
@@ -253,11 +255,10 @@ def _metadata(graph: Graph, model: SpeechModel, source: str) -> dict[str, str]:
     if isinstance(graph.module, StreamingEncoderGraph):
         values.update(graph.module.metadata())
     elif isinstance(graph.module, TdtEncoderGraph):
-        assert isinstance(model, TransducerModel)
         values.update(tdt_metadata(model))
     elif graph.name == "encoder":
         values["model_type"] = _OFFLINE_TYPES[model.encoder.config.kind]
-    if isinstance(model, CtcModel):
+    if isinstance(model, CtcModel) and not has_nemo_layout(model):
         values.update(model_type=_CTC_TYPE, vocab_size=model.vocab_size)
     elif isinstance(model, TransducerModel) and graph.name == "decoder":
         values["vocab_size"] = model.vocab_size

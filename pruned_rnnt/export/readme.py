@@ -13,7 +13,13 @@ from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.precision import QUANTISED
 
 HERE = "."
-_TITLES = {"ctc": "CTC", "tdt": "TDT", "transducer": "transducer", "nemo": "RNN-T"}
+_TITLES = {
+    "ctc": "CTC",
+    "nemo_ctc": "CTC",
+    "tdt": "TDT",
+    "transducer": "transducer",
+    "nemo": "RNN-T",
+}
 _TORCH = """\
 ## Use
 
@@ -111,7 +117,20 @@ The encoder converts the features, but not exactly: texts may differ from those 
 The features that sherpa-onnx computes for such models are those of NeMo but for the window (Povey's
 instead of Hann's), the mel filters, which end at 7.6 instead of 8 kHz, and the centres of the
 frames, which are 5 ms later. Texts may differ from those of `pruned-rnnt decode`.""",
+    "nemo_ctc": """\
+The features that sherpa-onnx computes for such models are those of NeMo but for the centres of the
+frames, which are 5 ms later. Texts may differ from those of `pruned-rnnt decode`.""",
 }
+
+_NEMO_CTC_DECODING = """
+## Decoding
+
+sherpa-onnx runs it as a CTC model of NeMo. It takes the most probable symbol of each frame of
+{frame_ms} ms, as `pruned-rnnt decode` with `decode.method=ctc_greedy` does, but also emits `<unk>`
+(`decode.skip_unknown=false`). The blank is the last symbol of tokens.txt.
+
+{features}
+"""
 
 _CTC_DECODING = """
 ## Decoding
@@ -184,12 +203,15 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
     """Of a folder of `--format onnx`, from its settings."""
     program = "sherpa-onnx" if settings["streaming"] else "sherpa-onnx-offline"
     others = [name for name in settings["precisions"] if name != "fp32"]
-    is_ctc, is_nemo = settings["kind"] == "ctc", settings["kind"] in ("tdt", "nemo")
+    is_ctc = settings["kind"] in ("ctc", "nemo_ctc")
+    is_nemo = settings["kind"] in ("tdt", "nemo", "nemo_ctc")
     model = "--encoder=encoder.onnx --decoder=decoder.onnx --joiner=joiner.onnx"
     if is_nemo:
         model += " --model-type=nemo_transducer"
     if is_ctc:
         option = "zipformer2-ctc-model" if settings["streaming"] else "zipformer-ctc-model"
+        if is_nemo:
+            option = "nemo-ctc-model"
         model = f"--{option}=model.onnx"
     text = _SHARED.format(
         load=_LOAD.format(load_name=load_name),
@@ -206,7 +228,9 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
         else "These are sherpa-onnx's defaults.",
     )
     frame_ms = settings.get("frame_ms", 40)
-    if is_nemo:
+    if is_nemo and is_ctc:
+        text += _NEMO_CTC_DECODING.format(frame_ms=frame_ms, features=_FEATURES["nemo_ctc"])
+    elif is_nemo:
         is_tdt = settings["kind"] == "tdt"
         text += _NEMO_DECODING.format(
             durations=_DURATIONS.format(longest=settings["longest_duration"], frame_ms=frame_ms)

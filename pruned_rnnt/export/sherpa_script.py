@@ -54,8 +54,10 @@ def main() -> int:
         "decoding_method": options.method,
     }
     kind = sherpa_onnx.OnlineRecognizer if settings["streaming"] else sherpa_onnx.OfflineRecognizer
-    if settings["kind"] == "ctc":
+    if settings["kind"] in ("ctc", "nemo_ctc"):
         make = kind.from_zipformer2_ctc if settings["streaming"] else kind.from_zipformer_ctc
+        if settings["kind"] == "nemo_ctc":
+            make = kind.from_nemo_ctc
         recogniser = make(model=str(options.folder / f"model{suffix}.onnx"), **shared)
     else:
         files = {

@@ -59,6 +59,16 @@ def sherpa_tdt_features(samples_S: FloatArray, num_mel_bins: int = FEATURE_DIM) 
     return features_NTF[0]
 
 
+def sherpa_ctc_features(samples_S: FloatArray, num_mel_bins: int = FEATURE_DIM) -> Tensor:
+    """As `sherpa_tdt_features`, for CTC models of NeMo: another window, and filters up to 8 kHz."""
+    layer = Wav2LogFilterBank(remove_dc_offset=False, num_filters=num_mel_bins)
+    layer._fb.copy_(torch.from_numpy(_slaney_filters(num_mel_bins, SAMPLING_RATE / 2)))
+    window_W = layer.wav2win._window
+    window_W.copy_(torch.hann_window(window_W.numel()))
+    features_NTF: Tensor = layer(torch.from_numpy(samples_S)[None])
+    return features_NTF[0]
+
+
 def _conversion() -> np.ndarray:
     """(F, F) from Slaney's energies to Kaldi's: least squares without negative weights, which
     would amplify noise."""
@@ -69,9 +79,9 @@ def _conversion() -> np.ndarray:
     return np.stack([nnls(slaney_WF, column)[0] for column in kaldi_WF.T], axis=1)
 
 
-def _slaney_filters(num_mel_bins: int) -> np.ndarray:
+def _slaney_filters(num_mel_bins: int, high_hertz: float = _HIGH_HERTZ) -> np.ndarray:
     """(W, F) triangles of equal area, equally spaced on Slaney's scale."""
-    borders = _hertz(np.linspace(0.0, _mel(_HIGH_HERTZ), num_mel_bins + 2))
+    borders = _hertz(np.linspace(0.0, _mel(high_hertz), num_mel_bins + 2))
     left_F, centre_F, right_F = borders[:-2], borders[1:-1], borders[2:]
     hertz_W1 = np.linspace(0.0, SAMPLING_RATE / 2, _FFT_LENGTH // 2 + 1)[:, None]
     rising_WF = (hertz_W1 - left_F) / (centre_F - left_F)

@@ -8,6 +8,8 @@ the predictor, L its LSTM layers, P its width, V vocabulary, D frames of the lon
                                                  -> outputs (N,J,1), lengths, next states
     joiner   encoder_outputs (N,J,1), decoder_outputs (N,J,1)       -> logits (N,1,1,V+D+1)
 
+    model    audio_signal (N,F,T), length (N)      -> logprobs (N,T',V), lengths; of a CTC model
+
 The blank is the last symbol there: the ids of all others are one less than ours. A duration is the
 index of its logit; without durations there are V logits. The states of an LSTM are its outputs and
 cells, zero at the start. Those of a stateless predictor are (1,N,1): the first one is the symbol
@@ -27,7 +29,9 @@ from torch import Tensor, nn
 
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.export.graphs import MAX_FRAMES, MIN_FRAMES, Graph
+from pruned_rnnt.export.streaming_graphs import output_layer
 from pruned_rnnt.export.tdt_features import KaldiFeatures
+from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.lstm_predictor import LstmPredictor
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -37,6 +41,7 @@ from pruned_rnnt.system.usage_errors import ExportError
 NEVER = -1e9
 # One of the model types that sherpa-onnx recognises as transducers of NeMo.
 _MODEL_TYPE = "EncDecRNNTBPEModel"
+_CTC_MODEL_TYPE = "EncDecCTCModelBPE"
 
 
 class TdtEncoderGraph(nn.Module):
@@ -45,16 +50,26 @@ class TdtEncoderGraph(nn.Module):
     sherpa-onnx has normalised those of `normalize_type`; to do so again changes nothing.
     """
 
-    def __init__(self, model: TransducerModel) -> None:
+    def __init__(self, model: SpeechModel) -> None:
         super().__init__()
         is_nemo = model.config.encoder.features == "nemo"
         self.features = NemoFeatures() if is_nemo else KaldiFeatures()
         self.encoder = model.encoder
-        self.projection = model.joiner.encoder_proj
+        self.projection = output_layer(model)
 
     def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         encoded_NTE, lengths = self.encoder(self.features(audio_signal), length)
         return self.projection(encoded_NTE).transpose(1, 2), lengths
+
+
+class NemoCtcGraph(TdtEncoderGraph):
+    """The encoder and the CTC head, with the blank as the last symbol."""
+
+    def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        encoded_NTE, lengths = self.encoder(self.features(audio_signal), length)
+        log_probs_NTV = self.projection(encoded_NTE)
+        blank_last = log_probs_NTV[..., 1:], log_probs_NTV[..., :1]
+        return torch.cat(blank_last, dim=-1), lengths
 
 
 class NemoFeatures(nn.Module):
@@ -160,16 +175,8 @@ class TdtJoinerGraph(nn.Module):
 def tdt_graphs(model: TransducerModel) -> tuple[Graph, ...]:
     """Encoder, decoder and joiner."""
     batch = torch.export.Dim("N")
-    frames = torch.export.Dim("T", min=MIN_FRAMES, max=MAX_FRAMES)
-    width, bins = model.config.joiner_dim, model.encoder.config.num_mel_bins
-    encoder = Graph(
-        name="encoder",
-        module=TdtEncoderGraph(model),
-        inputs=(torch.full((2, bins, 103), -5.0), torch.tensor([103, 90])),
-        input_names=("audio_signal", "length"),
-        output_names=("outputs", "encoded_lengths"),
-        dynamic_axes=({0: batch, 2: frames}, {0: batch}),
-    )
+    width = model.config.joiner_dim
+    encoder = _encoder(model, TdtEncoderGraph(model), "encoder", "outputs")
     symbols = torch.zeros(2, 1, dtype=torch.int32)
     module = _decoder(model)
     layers, size = module.state_sizes
@@ -193,6 +200,25 @@ def tdt_graphs(model: TransducerModel) -> tuple[Graph, ...]:
     return encoder, decoder, joiner
 
 
+def nemo_ctc_graph(model: CtcModel) -> Graph:
+    """The whole model, as one graph."""
+    return _encoder(model, NemoCtcGraph(model), "model", "logprobs")
+
+
+def _encoder(model: SpeechModel, module: nn.Module, name: str, output: str) -> Graph:
+    batch = torch.export.Dim("N")
+    frames = torch.export.Dim("T", min=MIN_FRAMES, max=MAX_FRAMES)
+    bins = model.encoder.config.num_mel_bins
+    return Graph(
+        name=name,
+        module=module,
+        inputs=(torch.full((2, bins, 103), -5.0), torch.tensor([103, 90])),
+        input_names=("audio_signal", "length"),
+        output_names=(output, "encoded_lengths"),
+        dynamic_axes=({0: batch, 2: frames}, {0: batch}),
+    )
+
+
 def _decoder(model: TransducerModel) -> LstmDecoderGraph | TdtDecoderGraph:
     is_lstm = isinstance(model.predictor, LstmPredictor)
     return LstmDecoderGraph(model) if is_lstm else TdtDecoderGraph(model)
@@ -200,12 +226,12 @@ def _decoder(model: TransducerModel) -> LstmDecoderGraph | TdtDecoderGraph:
 
 def has_nemo_layout(model: SpeechModel) -> bool:
     """Whether a model is exported as one of NeMo: it has durations, or NeMo's features."""
-    return isinstance(model, TransducerModel) and (
-        bool(model.loss_config.durations) or model.config.encoder.features == "nemo"
-    )
+    if model.config.encoder.features == "nemo":
+        return True
+    return isinstance(model, TransducerModel) and bool(model.loss_config.durations)
 
 
-def check_tdt_export(model: TransducerModel, *, streaming: bool, fp16: bool) -> None:
+def check_tdt_export(model: SpeechModel, *, streaming: bool, fp16: bool) -> None:
     """Raise ExportError for options and models that sherpa-onnx or the features do not support."""
     kind = "loss.durations" if model.loss_config.durations else "model.encoder.features=nemo"
     if model.loss_config.hat:
@@ -226,21 +252,27 @@ def check_tdt_export(model: TransducerModel, *, streaming: bool, fp16: bool) -> 
         )
 
 
-def tdt_metadata(model: TransducerModel) -> dict[str, Any]:
+def tdt_metadata(model: SpeechModel) -> dict[str, Any]:
     """The metadata that sherpa-onnx reads from the encoder; vocab_size excludes the blank."""
-    layers, size = _decoder(model).state_sizes
     encoder = model.encoder.config
     norm = getattr(encoder, "feature_norm", "none")
-    return {
-        "model_type": _MODEL_TYPE,
-        # With `tdt`, sherpa-onnx expects durations in the joiner's output.
-        "url": "tdt" if model.loss_config.durations else "",
+    metadata = {
+        "model_type": _CTC_MODEL_TYPE,
         "vocab_size": model.vocab_size - 1,
         "subsampling_factor": model.encoder.subsampling_factor,
         "normalize_type": "per_feature" if (encoder.features, norm) == ("nemo", "bins") else "",
+        "feat_dim": model.encoder.config.num_mel_bins,
+    }
+    if not isinstance(model, TransducerModel):
+        return metadata
+    layers, size = _decoder(model).state_sizes
+    return {
+        **metadata,
+        "model_type": _MODEL_TYPE,
+        # With `tdt`, sherpa-onnx expects durations in the joiner's output.
+        "url": "tdt" if model.loss_config.durations else "",
         "pred_rnn_layers": layers,
         "pred_hidden": size,
-        "feat_dim": model.encoder.config.num_mel_bins,
     }
 
 

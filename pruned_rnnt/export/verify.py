@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,17 +29,23 @@ from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
-from pruned_rnnt.export.tdt_features import sherpa_tdt_features
+from pruned_rnnt.export.tdt_features import sherpa_ctc_features, sherpa_tdt_features
 from pruned_rnnt.export.tdt_graphs import (
     LstmDecoderGraph,
+    NemoCtcGraph,
     TdtDecoderGraph,
     TdtEncoderGraph,
-    has_nemo_layout,
 )
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.system.usage_errors import ExportError
+
+
+def sherpa_features(encoder: Graph) -> Callable[[FloatArray, int], Tensor]:
+    """The features (T, F) that sherpa-onnx computes for a graph in NeMo's layout."""
+    is_ctc = isinstance(encoder.module, NemoCtcGraph)
+    return sherpa_ctc_features if is_ctc else sherpa_tdt_features
 
 
 @torch.inference_mode()
@@ -51,14 +57,17 @@ def converted_features(encoder: Graph, feature_TF: Tensor) -> Tensor:
 
 
 def compare_tdt(pairs: Sequence[Pair], feature_TF: Tensor, symbols: Sequence[int]) -> None:
-    """Run encoder, decoder and joiner on one utterance; the pairs record the differences.
+    """Run the graphs on one utterance; the pairs record the differences.
 
     Args:
         feature_TF: as sherpa-onnx computes them.
         symbols: ids of the recognised symbols in our order.
     """
-    encoder, decoder, joiner = pairs
+    encoder, *others = pairs
     encoded_NJT = encoder.run(feature_TF.T[None], torch.tensor([len(feature_TF)]))[0]
+    if not others:
+        return
+    decoder, joiner = others
     assert isinstance(decoder.graph.module, TdtDecoderGraph | LstmDecoderGraph)
     blank = decoder.graph.module.vocab_size - 1
     layers, size = decoder.graph.module.state_sizes
@@ -156,7 +165,8 @@ def verify(
     texts = own_texts = [_text(tokenizer, symbols) for symbols in ours]
     is_tdt = isinstance(graphs[0].module, TdtEncoderGraph)
     if is_tdt:
-        features = [sherpa_tdt_features(samples_S, kind.num_mel_bins) for samples_S in samples]
+        computed = sherpa_features(graphs[0])
+        features = [computed(samples_S, kind.num_mel_bins) for samples_S in samples]
         converted = [converted_features(graphs[0], feature_TF) for feature_TF in features]
         ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in converted]
         texts = [_text(tokenizer, symbols) for symbols in ours]
@@ -243,8 +253,11 @@ def _recognise(
     """Symbols of our greedy search; for a stream, those of its full chunks."""
     if not isinstance(encoder.module, StreamingEncoderGraph):
         encoded_NTE, frames = model.encode(feature_TF[None], torch.tensor([len(feature_TF)]))
-        is_rnnt = has_nemo_layout(model) and not model.loss_config.durations
+        is_rnnt = isinstance(encoder.module, TdtEncoderGraph) and _is_rnnt(model)
         most = SHERPA_MAX_NEMO_SYMBOLS if is_rnnt else 0
+        if isinstance(encoder.module, NemoCtcGraph):
+            # sherpa-onnx leaves out a last frame with less audio than the others.
+            frames = torch.tensor([len(feature_TF) // model.encoder.subsampling_factor])
         return new_greedy_search(model, silent, most)(encoded_NTE, frames)[0].symbols
     stream = encoder.module.stream
     search = new_greedy_search(model, silent)
@@ -254,6 +267,10 @@ def _recognise(
         state, found, _ = decoder.chunk(chunk_NTF, state)
         symbols += found.result()[0][0].part.symbols
     return tuple(symbols)
+
+
+def _is_rnnt(model: SpeechModel) -> bool:
+    return isinstance(model, TransducerModel) and not model.loss_config.durations
 
 
 def _chunks(module: StreamingEncoderGraph, feature_TF: Tensor) -> Iterator[Tensor]:

@@ -221,6 +221,8 @@ class EncoderGraphs:
 
     def _pass_over_zeros(self, frames: int, bins: int, choices: dict[str, Any]) -> None:
         device = self._device
+        # A batch norm in training changes its running statistics in every pass.
+        kept = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
         self._stream.wait_stream(torch.cuda.current_stream())
         with (
             torch.random.fork_rng(devices=[device]),
@@ -234,6 +236,8 @@ class EncoderGraphs:
             self.gradients.add(encoded_NTE, torch.zeros_like(encoded_NTE))
             self._output_dtype = encoded_NTE.dtype
         torch.cuda.current_stream().wait_stream(self._stream)
+        for buffer, before in kept:
+            buffer.copy_(before)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
-from pruned_rnnt.export.tdt_features import sherpa_tdt_features
+from pruned_rnnt.export.tdt_features import sherpa_ctc_features, sherpa_tdt_features
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.pretrained.onnx_tdt_search import TdtSearch
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
@@ -43,7 +43,7 @@ _FloatArray = npt.NDArray[np.float32]
 Feeds = dict[str, npt.NDArray[Any]]
 # The level of the noise that is appended to streams, as recognise.py of the folder does.
 _TAIL_LEVEL = 1e-3
-_KINDS = ("transducer", "ctc", "tdt", "nemo")
+_KINDS = ("transducer", "ctc", "tdt", "nemo", "nemo_ctc")
 _MOST_SECONDS = 1e5
 _FEATURE_MS = round(1000 * FEATURE_SECONDS)
 
@@ -93,7 +93,7 @@ class OnnxRecogniser(AudioRecogniser):
         self._shortest = round(settings.shortest_seconds / FEATURE_SECONDS)
         self._tail = int(settings.tail_seconds * SAMPLING_RATE)
         super().__init__(tokenizer, settings.p99_duration, None, segments)
-        is_ctc = self._kind == "ctc"
+        is_ctc = self._kind in ("ctc", "nemo_ctc")
 
         def session(graph: str) -> _Session:
             return _Session(folder / file_name(graph, precision), graph, threads, on_run)
@@ -103,7 +103,7 @@ class OnnxRecogniser(AudioRecogniser):
             self._decoder, self._joiner = session("decoder"), session("joiner")
         if self._kind == "transducer":
             self._context_size = int(self._decoder.metadata["context_size"])
-        if self._has_nemo_layout:
+        if self._has_nemo_layout and not is_ctc:
             metadata = self._encoder.metadata
             self._tdt = TdtSearch(
                 decoder=self._decoder.run,
@@ -116,7 +116,7 @@ class OnnxRecogniser(AudioRecogniser):
     @property
     def _has_nemo_layout(self) -> bool:
         """Whether the encoder reads the features that sherpa-onnx computes for models of NeMo."""
-        return self._kind in ("tdt", "nemo")
+        return self._kind in ("tdt", "nemo", "nemo_ctc")
 
     @property
     def _feature_kind(self) -> FeatureKind:
@@ -131,7 +131,7 @@ class OnnxRecogniser(AudioRecogniser):
     ) -> Generator[None, None, list[tuple[Hypothesis, HeadPath | None]]]:
         yield from ()
         if self._has_nemo_layout:
-            return [(self._best_tdt_path(samples_S), None) for samples_S in batch.samples]
+            return [(self._best_nemo_path(samples_S), None) for samples_S in batch.samples]
         lengths = batch.lengths_N.tolist()
         return [
             (self._best_path(features_TF[:length]), None)
@@ -143,26 +143,26 @@ class OnnxRecogniser(AudioRecogniser):
         # The features of sherpa-onnx may be a frame shorter.
         return self._shortest + int(self._has_nemo_layout)
 
-    def _best_tdt_path(self, samples_S: FloatArray | Pcm16Array) -> Hypothesis:
+    def _best_nemo_path(self, samples_S: FloatArray | Pcm16Array) -> Hypothesis:
         floats_S: FloatArray = samples_S.astype(np.float32)
         if samples_S.dtype == np.int16:
             floats_S *= 2**-15
-        features_TF = sherpa_tdt_features(floats_S, self._mel_bins)
+        is_ctc = self._kind == "nemo_ctc"
+        computed = sherpa_ctc_features if is_ctc else sherpa_tdt_features
+        features_TF = computed(floats_S, self._mel_bins)
         lengths_N = np.array([len(features_TF)])
         encoded_NJT = self._encoder.run(
             {"audio_signal": features_TF.T[None].numpy(), "length": lengths_N}
         )[0]
+        if is_ctc:
+            # The blank is the last symbol there.
+            return _hypothesis(*self._ctc(np.roll(encoded_NJT[0], 1, axis=1)))
         return self._tdt.best_path(encoded_NJT[0])
 
     def _best_path(self, features_TF: Tensor) -> Hypothesis:
         encoded_TJ = self._stream(features_TF) if self._streaming else self._encode(features_TF)
         search = self._ctc if self._kind == "ctc" else self._transducer
-        symbols_T, scores_T = search(encoded_TJ)
-        frames = GreedyFrames(
-            torch.from_numpy(symbols_T)[None, :, None], torch.from_numpy(scores_T)[None, :, None]
-        )
-        (found,) = pending_hypotheses(frames).result()
-        return found
+        return _hypothesis(*search(encoded_TJ))
 
     def _encode(self, features_TF: Tensor) -> _FloatArray:
         """Encoder output (T', J)."""
@@ -228,6 +228,15 @@ class OnnxRecogniser(AudioRecogniser):
         before_T = np.concatenate(([BLANK_ID], best_T[:-1]))
         emits_T = (best_T != BLANK_ID) & (best_T != before_T)
         return np.where(emits_T, best_T, -1), scores_T
+
+
+def _hypothesis(symbols_T: npt.NDArray[np.int64], scores_T: _FloatArray) -> Hypothesis:
+    """Of the symbol of each frame, -1 for none, and its log-probability."""
+    frames = GreedyFrames(
+        torch.from_numpy(symbols_T)[None, :, None], torch.from_numpy(scores_T)[None, :, None]
+    )
+    (found,) = pending_hypotheses(frames).result()
+    return found
 
 
 def _read_settings(path: Path) -> _Settings:

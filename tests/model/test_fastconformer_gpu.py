@@ -109,8 +109,7 @@ def test_bfloat16_is_near_float32(kind: str) -> None:
     assert_near(passes(plain, plain, torch.bfloat16), expected, 0.1)
 
 
-# The running averages of a batch norm would count the passes over zeros before a capture.
-@pytest.mark.parametrize("kind", ["layer", "causal"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 3e-2)], ids=["fp32", "bf16"]
 )
