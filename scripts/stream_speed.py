@@ -11,15 +11,18 @@ a second of noise and then digital silence, as of a muted microphone. After each
 with a full chunk are decoded, and their texts are read. Prints the real-time factor
 (seconds of computation for one second of all streams together; below 1, the machine keeps up), the
 time from a packet to its results, the processor time for the same second (other work on the machine
-raises only the factor), and memory.
+raises only the factor), and memory. --rows appends this to a file of rows for the table of streams.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import resource
 import time
+from datetime import date
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +32,7 @@ from pruned_rnnt import load
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
+from scripts.benchmark.results import commit, machine
 from scripts.random_zipformer import SIZES
 from scripts.transcribe_speed import random_recogniser
 
@@ -97,6 +101,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.run is None:
@@ -123,6 +128,23 @@ def main() -> None:
         f"p99 {1000 * p99:.0f} ms, "
         f"processor time {speed.processors / speed.seconds:.3f}, {memory:.0f} MiB"
     )
+    if options.rows is not None:
+        row = {
+            "table": "streams",
+            "device": machine(options.device),
+            "torch": torch.__version__,
+            "commit": commit(),
+            "date": f"{date.today():%Y-%m-%d}",
+            "columns": {
+                "streams": str(options.streams),
+                "model": options.run or f"{options.size} Zipformer, random",
+                "audio": "digital silence" if options.silent else "noise",
+                "search": options.method,
+                "processor time for a second of all": f"{speed.processors / speed.seconds:.2f} s",
+            },
+        }
+        with options.rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
     if options.device.startswith("cuda"):
         print(f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MiB on the GPU")
 
