@@ -23,8 +23,8 @@ class StreamGroup:
 
     Streams join and leave at any time. A step takes those with a full chunk of audio through
     features, encoder and search in one batch; the result of a stream does not depend on the others.
-    Device memory grows to the most streams at a time. Streams of digital silence cost only features
-    and search (`IdleStreams`).
+    Device memory grows to the most streams at a time. In long digital silence, streams cost only
+    features and search (`IdleStreams`).
     """
 
     def __init__(self, model: StreamModel) -> None:
