@@ -202,6 +202,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "transcribe": transcribe,
     "export": export,
     "quantised": quantised,
+    "streams": lambda: turns("streams"),
     "lost_totals": lost_speech_tables.totals,
     "lost_conditions": lost_speech_tables.conditions,
     "lost_cost": lost_speech_tables.cost,

@@ -73,18 +73,31 @@ class StreamDecoder:
                 frames apart.
             lengths: (N,) valid feature frames, if streams end in this chunk; None: all are valid.
         """
-        encoder_state = self.encoder.unpack(state[: self._encoder_tensors])
+        encoder_state, search_state = self.parts(state)
+        encoded_NCE, encoder_state = self.encode(features_NTF, encoder_state, lengths)
+        found = self.search_chunk(encoded_NCE, lengths, search_state)
+        return found._replace(state=(*encoder_state, *found.state))
+
+    def parts(self, state: Rows) -> tuple[Rows, Rows]:
+        """The state of the encoder, and that of the search."""
+        return state[: self._encoder_tensors], state[self._encoder_tensors :]
+
+    def encode(
+        self, features_NTF: Tensor, state: Rows, lengths: Tensor | None
+    ) -> tuple[Tensor, Rows]:
+        """The encoder's part of `chunk`: (N, C, E) float32, and its state."""
         with torch.autocast(
             self.device.type, self._precision, enabled=self._precision != torch.float32
         ):
-            encoded_NCE, encoder_state = self.encoder(features_NTF, encoder_state, lengths)
-        frames_N = self.output_lengths(lengths, len(features_NTF)).to(encoded_NCE.device)
-        encoded_NCE = encoded_NCE.float()
-        found = self.search.search_chunk(encoded_NCE, frames_N, state[self._encoder_tensors :])
-        return found._replace(
-            state=(*self.encoder.pack(encoder_state), *found.state),
-            head_NC=None if self._head is None else self._head(encoded_NCE).argmax(dim=2),
-        )
+            encoded_NCE, after = self.encoder(features_NTF, self.encoder.unpack(state), lengths)
+        return encoded_NCE.float(), self.encoder.pack(after)
+
+    def search_chunk(self, encoded_NCE: Tensor, lengths: Tensor | None, state: Rows) -> ChunkSearch:
+        """The search's part of `chunk`, and its state."""
+        frames_N = self.output_lengths(lengths, len(encoded_NCE)).to(encoded_NCE.device)
+        found = self.search.search_chunk(encoded_NCE, frames_N, state)
+        head_NC = None if self._head is None else self._head(encoded_NCE).argmax(dim=2)
+        return found._replace(head_NC=head_NC)
 
     def output_lengths(self, lengths: Tensor | None, streams: int) -> Tensor:
         """(N,) encoder frames of a chunk with `lengths` valid feature frames."""
