@@ -266,7 +266,9 @@ def test_downsample(rate: int, batch: int, frames: int) -> None:
         downsample._parameters["bias"] = bias  # type: ignore[assignment]
         return downsample(x, lengths_N)
 
-    check(run, torch.randn(batch, frames * rate, 20), torch.randn(rate), lengths_N)
+    # A weight near 1 has the gradient g - sum(p g), a small difference in float32.
+    x = torch.randn(batch, frames * rate, 20)
+    check(run, x, torch.randn(rate), lengths_N, tolerance=2e-5)
 
 
 @pytest.mark.parametrize(("batch", "frames"), SHAPES)
