@@ -69,9 +69,12 @@ def test_the_page_works(corpus: Path, tmp_path: Path) -> None:
     kinds = "conformer, fastconformer, transformers, zipformer"
     assert f"'model.encoder.kind=lstm' is none of {kinds}" in done.stderr
 
-    names: dict[str, Any] = {"__name__": "page"}
+    # Each block is a file of its own.
+    names: dict[str, Any] = {}
     for block in (encoder, search, loss):
-        exec(compile(block, "extend.md", "exec", dont_inherit=True), names)
+        of_block: dict[str, Any] = {"__name__": "page"}
+        exec(compile(block, "extend.md", "exec", dont_inherit=True), of_block)
+        names |= of_block
     few, many = (names["word_errors"](run, penalty) for penalty in (0.0, 1e9))
     assert few.reference_words == many.reference_words > 0
     # Without blanks, symbols take their place.
