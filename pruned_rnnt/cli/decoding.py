@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -143,7 +144,8 @@ class Decoding:
             print("\n".join(languages).expandtabs(14))
         confidences = word_confidences(decoded.utterances, loaded.tokenizer, calibration)
         entropy = normalised_cross_entropy(*confidences)
-        print(f"confidences of words: normalised cross entropy {entropy:.3f}")
+        if math.isfinite(entropy):  # else all words are right, or none
+            print(f"confidences of words: normalised cross entropy {entropy:.3f}")
         chunks = (config.chunk, config.left)
         for line in summary_lines(loaded.model.encoder, chunks, [delay for _, delay in delays]):
             print(line)
