@@ -280,6 +280,23 @@ def test_section_of_several_kinds(tmp_path: Path) -> None:
     assert back == Experiment()
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["picture.shape.kind=polygon", "picture.shape.sides=[7]"],
+        ["picture.shape.sides=[7]", "picture.shape.kind=polygon"],
+    ],
+)
+def test_another_kind_on_the_command_line_drops_the_settings_of_the_file(
+    tmp_path: Path, overrides: list[str]
+) -> None:
+    path = write(tmp_path / "p.yaml", "picture: {shape: {kind: circle, radius: 2.5}}\n")
+    shape = load_config(Experiment, path, overrides).picture.shape
+    assert shape == Polygon(sides=(7,))
+    with pytest.raises(ConfigError, match=r"radius"):
+        load_config(Experiment, path, overrides, is_run=True)
+
+
 def test_another_kind_drops_the_settings_of_the_base(tmp_path: Path) -> None:
     write(tmp_path / "first.yaml", "picture: {shape: {radius: 2.0}}\n")
     text = "base: first.yaml\npicture: {shape: {kind: polygon, sides: [5]}}\n"

@@ -3,8 +3,8 @@
 Only this module, config_files and config_keys use OmegaConf. A configuration class is a frozen,
 keyword-only dataclass beside the code that it configures; nested ones make sections. A YAML file
 holds differences from the defaults only, and may extend another file of its folder with
-`base: other.yaml`. If it chooses another `kind` of a section, the settings that its base has there
-do not count, because they are those of the other kind.
+`base: other.yaml`. If a file or an override chooses another `kind` of a section, the settings that
+earlier files have there do not count, because they are those of the other kind.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ def load_config(
         ConfigError: missing or malformed file, unknown key, wrong type, value out of range.
     """
     layers = [(base[0], plain_values(base[1], base[0]))] if base is not None else []
+    chosen = [(f"override '{item}'", parse_override(item)) for item in overrides]
     if yaml_path is not None:
         files = read_with_bases(config_file(yaml_path))
-        _drop_other_kinds(cls, files)
+        # A run keeps the kinds that it was trained with.
+        _drop_other_kinds(cls, files, [] if is_run else chosen)
         layers += files
     if is_run:
         _drop_removed(cls, layers, refuse=False)
-    layers += [(f"override '{item}'", parse_override(item)) for item in overrides]
+    layers += chosen
     _drop_removed(cls, layers, refuse=True)
     return _merge(cls, layers)
 
@@ -206,23 +208,28 @@ def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
     return start
 
 
-def _drop_other_kinds(cls: type, files: list[tuple[str, Any]]) -> None:
-    """Removes a base's settings of a section for which a later file chooses another kind."""
+def _drop_other_kinds(
+    cls: type, files: list[tuple[str, Any]], overrides: list[tuple[str, Any]]
+) -> None:
+    """Removes the settings of a section for which a later file or an override chooses another kind.
+
+    The overrides count together, whatever their order.
+    """
     from omegaconf import OmegaConf
 
     start = OmegaConf.structured(cls)
     for key, _ in _sections_with_kinds(cls):
         kind = OmegaConf.select(start, key)["kind"]
         earlier: list[Any] = []
-        for _, values in files:
-            node = OmegaConf.select(values, key)
-            if not isinstance(node, MutableMapping):
-                continue
-            if node.get("kind", kind) != kind:
+        for layers in (*([file] for file in files), overrides):
+            nodes = [OmegaConf.select(values, key) for _, values in layers]
+            nodes = [node for node in nodes if isinstance(node, MutableMapping)]
+            last = next((node["kind"] for node in reversed(nodes) if "kind" in node), kind)
+            if last != kind:
                 for other in earlier:
                     other.clear()
-                kind, earlier = node["kind"], []
-            earlier.append(node)
+                kind, earlier = last, []
+            earlier += nodes
 
 
 def _drop_removed(cls: type, layers: list[tuple[str, Any]], *, refuse: bool) -> None:
