@@ -114,7 +114,7 @@ def test_onnxruntime_finds_the_path_of_our_search(
         encoded_NTE, frames = model.encode(features_TF[None], torch.tensor([len(features_TF)]))
         expected = new_greedy_search(model, [UNKNOWN_ID], 0)(encoded_NTE, frames)[0]
         assert isinstance(recogniser, OnnxRecogniser)
-        found = recogniser._best_tdt_path(samples_S)
+        found = recogniser._best_nemo_path(samples_S)
         for name in ("symbols", "frames", "durations"):
             assert getattr(found, name) == getattr(expected, name), name
         # Not equal: the file's logits leave out `<unk>`.

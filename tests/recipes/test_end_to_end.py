@@ -104,7 +104,7 @@ CASES = [
     ),
     Case(
         recipe="commonvoice",
-        share=0.01,
+        share=0.001,
         seconds=2.0,
         settings=[*ZIPFORMER, "data.max_duration=8"],
         prepare=["--language", "de", "--vocab-size", "100"],
