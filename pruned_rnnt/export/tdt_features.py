@@ -13,6 +13,7 @@ floor are lost. Slaney's energies reach it earlier, because filters of equal are
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -53,18 +54,24 @@ def sherpa_tdt_features(samples_S: FloatArray, num_mel_bins: int = FEATURE_DIM) 
 
     Not normalised, which it does for the models of NeMo.
     """
-    layer = Wav2LogFilterBank(remove_dc_offset=False, num_filters=num_mel_bins)
-    layer._fb.copy_(torch.from_numpy(_slaney_filters(num_mel_bins)))
-    features_NTF: Tensor = layer(torch.from_numpy(samples_S)[None])
-    return features_NTF[0]
+    return _log_energies(samples_S, _slaney_filters(num_mel_bins))
 
 
 def sherpa_ctc_features(samples_S: FloatArray, num_mel_bins: int = FEATURE_DIM) -> Tensor:
     """As `sherpa_tdt_features`, for CTC models of NeMo: another window, and filters up to 8 kHz."""
-    layer = Wav2LogFilterBank(remove_dc_offset=False, num_filters=num_mel_bins)
-    layer._fb.copy_(torch.from_numpy(_slaney_filters(num_mel_bins, SAMPLING_RATE / 2)))
-    window_W = layer.wav2win._window
-    window_W.copy_(torch.hann_window(window_W.numel()))
+    filters_WF = _slaney_filters(num_mel_bins, SAMPLING_RATE / 2)
+    return _log_energies(samples_S, filters_WF, torch.hann_window)
+
+
+def _log_energies(
+    samples_S: FloatArray, filters_WF: np.ndarray, window: Callable[[int], Tensor] | None = None
+) -> Tensor:
+    """(T, F) with Kaldi's frames, and its window by default."""
+    layer = Wav2LogFilterBank(remove_dc_offset=False, num_filters=filters_WF.shape[1])
+    layer._fb.copy_(torch.from_numpy(filters_WF))
+    if window is not None:
+        kept = layer.wav2win._window
+        kept.copy_(window(kept.numel()))
     features_NTF: Tensor = layer(torch.from_numpy(samples_S)[None])
     return features_NTF[0]
 

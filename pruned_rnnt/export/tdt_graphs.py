@@ -256,18 +256,17 @@ def tdt_metadata(model: SpeechModel) -> dict[str, Any]:
     """The metadata that sherpa-onnx reads from the encoder; vocab_size excludes the blank."""
     encoder = model.encoder.config
     norm = getattr(encoder, "feature_norm", "none")
-    metadata = {
-        "model_type": _CTC_MODEL_TYPE,
+    shared = {
         "vocab_size": model.vocab_size - 1,
         "subsampling_factor": model.encoder.subsampling_factor,
         "normalize_type": "per_feature" if (encoder.features, norm) == ("nemo", "bins") else "",
-        "feat_dim": model.encoder.config.num_mel_bins,
+        "feat_dim": encoder.num_mel_bins,
     }
     if not isinstance(model, TransducerModel):
-        return metadata
+        return {**shared, "model_type": _CTC_MODEL_TYPE}
     layers, size = _decoder(model).state_sizes
     return {
-        **metadata,
+        **shared,
         "model_type": _MODEL_TYPE,
         # With `tdt`, sherpa-onnx expects durations in the joiner's output.
         "url": "tdt" if model.loss_config.durations else "",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,6 @@ from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.system.usage_errors import ExportError
-
-
-def sherpa_features(encoder: Graph) -> Callable[[FloatArray, int], Tensor]:
-    """The features (T, F) that sherpa-onnx computes for a graph in NeMo's layout."""
-    is_ctc = isinstance(encoder.module, NemoCtcGraph)
-    return sherpa_ctc_features if is_ctc else sherpa_tdt_features
 
 
 @torch.inference_mode()
@@ -165,7 +159,8 @@ def verify(
     texts = own_texts = [_text(tokenizer, symbols) for symbols in ours]
     is_tdt = isinstance(graphs[0].module, TdtEncoderGraph)
     if is_tdt:
-        computed = sherpa_features(graphs[0])
+        is_ctc = isinstance(graphs[0].module, NemoCtcGraph)
+        computed = sherpa_ctc_features if is_ctc else sherpa_tdt_features
         features = [computed(samples_S, kind.num_mel_bins) for samples_S in samples]
         converted = [converted_features(graphs[0], feature_TF) for feature_TF in features]
         ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in converted]
@@ -253,11 +248,12 @@ def _recognise(
     """Symbols of our greedy search; for a stream, those of its full chunks."""
     if not isinstance(encoder.module, StreamingEncoderGraph):
         encoded_NTE, frames = model.encode(feature_TF[None], torch.tensor([len(feature_TF)]))
-        is_rnnt = isinstance(encoder.module, TdtEncoderGraph) and _is_rnnt(model)
-        most = SHERPA_MAX_NEMO_SYMBOLS if is_rnnt else 0
+        most = 0
         if isinstance(encoder.module, NemoCtcGraph):
             # sherpa-onnx leaves out a last frame with less audio than the others.
             frames = torch.tensor([len(feature_TF) // model.encoder.subsampling_factor])
+        elif isinstance(encoder.module, TdtEncoderGraph) and not model.loss_config.durations:
+            most = SHERPA_MAX_NEMO_SYMBOLS
         return new_greedy_search(model, silent, most)(encoded_NTE, frames)[0].symbols
     stream = encoder.module.stream
     search = new_greedy_search(model, silent)
@@ -267,10 +263,6 @@ def _recognise(
         state, found, _ = decoder.chunk(chunk_NTF, state)
         symbols += found.result()[0][0].part.symbols
     return tuple(symbols)
-
-
-def _is_rnnt(model: SpeechModel) -> bool:
-    return isinstance(model, TransducerModel) and not model.loss_config.durations
 
 
 def _chunks(module: StreamingEncoderGraph, feature_TF: Tensor) -> Iterator[Tensor]:
