@@ -137,7 +137,7 @@ class SpeechModel(nn.Module):
             steps = step * self.batch_seconds / _REFERENCE_SECONDS
             self.encoder.set_step(self.steps_before + steps)
         if self.encoder_graphs is not None and self.training and torch.is_grad_enabled():
-            encoded_MTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths)
+            encoded_MTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths, step)
         else:
             encoded_MTE, frame_lengths = self.encode(features_NTF, feature_lengths)
         batch = EncodedBatch(encoded_MTE, frame_lengths.int(), targets_NU, target_lengths.int())

@@ -15,6 +15,7 @@ from pruned_rnnt.model import encoder_graphs, side_branch
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
+from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.lora import LoraConfig, add_adapters
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.balancer import Balancer, _mean_limit
@@ -23,6 +24,7 @@ from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
 from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten
 from tests.model.zipformer_tiny import CAUSAL, TINY
+from tests.tiny_models import tiny_fastconformer
 
 pytestmark = pytest.mark.gpu
 
@@ -103,12 +105,17 @@ def test_conformer_in_graphs_trains_as_without(causal: bool) -> None:
     compare(Conformer(config).cuda().train(), torch.float32, 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["conformer", "zipformer"])
+@pytest.mark.parametrize("kind", ["conformer", "fastconformer", "zipformer"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_adapters_and_frozen_layers_in_graphs(kind: str, precision: torch.dtype) -> None:
     torch.manual_seed(0)
-    config = ConformerConfig(num_mel_bins=20, layers=2, dim=32)
-    encoder: Encoder = Conformer(config) if kind == "conformer" else Zipformer(TINY)
+    encoder: Encoder
+    if kind == "conformer":
+        encoder = Conformer(ConformerConfig(num_mel_bins=20, layers=2, dim=32))
+    elif kind == "fastconformer":
+        encoder = FastConformer(tiny_fastconformer(num_mel_bins=20))
+    else:
+        encoder = Zipformer(TINY)
     encoder = encoder.cuda().train()
     adapted = copy.deepcopy(encoder)
     first = next(name for name, _ in encoder.named_parameters()).partition(".")[0]
@@ -167,6 +174,27 @@ def test_padded_batches_have_the_output_of_their_utterances() -> None:
     for value, reference in zip(graphed[::2], plain, strict=True):
         assert (value - reference).norm() <= 1e-4 * reference.norm()
     assert all(gradient.isfinite().all() and gradient.any() for gradient in graphed[1::2])
+
+
+def test_the_first_steps_of_a_training_have_fewer_shapes() -> None:
+    torch.manual_seed(0)
+    encoder = Zipformer(dataclasses.replace(TINY, dropout_scale=0.0)).cuda().train()
+    plain = copy.deepcopy(encoder)
+    graphs = EncoderGraphs(encoder)
+    captured = []
+    for step in (999, 1000):
+        for frames in (460, 486):
+            features, lengths = batch([frames] * 17, TINY.num_mel_bins, frames)
+            encoded, counts = graphs(features, lengths, step)
+            expected, _ = plain(features, lengths)
+            wanted = encoded[:, : int(counts[0])]
+            assert (wanted - expected).norm() <= 1e-4 * expected.norm()
+            encoded.sum().backward()
+        captured.append([key[0][0] for key in graphs._graphs])
+    at_start, later = captured
+    assert len(at_start) == 1
+    assert len(later) == 2
+    assert all(shape < at_start[0] for shape in later)
 
 
 def test_gradients_of_several_passes_are_added() -> None:
