@@ -42,10 +42,12 @@ def training_processes() -> str:
     """A table of steps of several processes."""
     rows = [row for row in _rows() if "world_size" in row]
     newest = {(*_case(row), row["world_size"], row["gpus"]): row for row in rows}
-    header = ["model", "processes", "GPUs", "audio a step and process", "alone", "side by side"]
+    header = ["GPU", "model", "processes", "GPUs", "audio a step and process", "alone"]
+    header += ["side by side"]
     header += ["efficiency", "alone with exchange", "together", "efficiency"]
     lines = [
         [
+            _gpu(row["device"]),
             _model(row),
             str(row["world_size"]),
             _known(row["gpus"], "d", ""),
