@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import pruned_rnnt
 from scripts.benchmark import training_tables
@@ -324,3 +325,20 @@ def test_processes_are_measured_side_by_side_and_together(shapes: Path, tmp_path
         kind_fastest, kind_slowest = measured["range"][f"{kind}_step_ms"]
         assert fastest / kind_slowest <= low
         assert high <= slowest / kind_fastest
+
+
+@pytest.mark.slow
+def test_transformers_model_trains_on_the_batches(shapes: Path) -> None:
+    pytest.importorskip("transformers")
+    from scripts.training_step.transformers_peer import PADDING, peer_batch, peer_model, train
+
+    (lengths,) = make_batches(read_lengths(shapes), seconds=2.5, count=1, seed=0)
+    cpu = torch.device("cpu")
+    batch = peer_batch(lengths, cpu, seed=0)
+    assert (batch.labels_NU != PADDING).sum(dim=1).tolist() == lengths.tokens_N.tolist()
+    assert batch.mask_NT.sum(dim=1).tolist() == lengths.frames_N.tolist()
+    torch.manual_seed(0)
+    model = peer_model(cpu, layers=1, dim=32)
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
+    losses = [train(model, optimiser, batch) for _ in range(6)]
+    assert losses[-1] < losses[0]
