@@ -252,9 +252,9 @@ def test_tables_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ]
     lines = training_tables.training_processes().splitlines()
     assert lines[2:4] == [
-        "| small, causal, bfloat16 | 2 | 2 | 540 s | 90.0 ms | 95.0 ms | 0.950 | - | 100.0 ms "
-        "| 0.900 |",
-        "| small, causal, bfloat16 | 2 | 1 | 540 s | 90.0 ms | 95.0 ms | 0.950 | 92.0 ms "
+        "| GPU | small, causal, bfloat16 | 2 | 2 | 540 s | 90.0 ms | 95.0 ms | 0.950 | - "
+        "| 100.0 ms | 0.900 |",
+        "| GPU | small, causal, bfloat16 | 2 | 1 | 540 s | 90.0 ms | 95.0 ms | 0.950 | 92.0 ms "
         "| model: 95.0, 93.0 ms | 0.947, 0.968 |",
     ]
 
