@@ -45,7 +45,6 @@ class Conformer(ConformerStack):
 
     config: ConformerConfig
     receptive_field = RECEPTIVE_FIELD
-    can_be_captured = True
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__(config)

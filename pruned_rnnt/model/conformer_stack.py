@@ -40,6 +40,7 @@ class ConformerStack(Encoder):
     subsampling: nn.Module
     layers: nn.ModuleList
     window: tuple[int, int] | None = None
+    can_be_captured = True
 
     def __init__(self, config: ConformerSettings) -> None:
         super().__init__(config, chunking=(config.chunk_size, config.left_chunks))

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 import torch
@@ -18,6 +19,7 @@ from pruned_rnnt.model import encoder_graphs, inference_graphs
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig
 from pruned_rnnt.model.encoder_kinds import build_encoder
+from pruned_rnnt.model.fastconformer import FastConformerConfig
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.model.zipformer.schedule import Clock
@@ -58,14 +60,19 @@ def encoder_configs() -> dict[str, EncoderConfig]:
         chunk_size=8,
         left_context=16,
     )
-    conformer = functools.partial(
-        ConformerConfig, num_mel_bins=_BINS, layers=1, dim=24, heads=2, feedforward_dim=32
-    )
+    sizes: dict[str, Any] = {"num_mel_bins": _BINS, "layers": 1, "dim": 24, "heads": 2}
+    conformer = functools.partial(ConformerConfig, feedforward_dim=32, **sizes)
+    fastconformer = functools.partial(FastConformerConfig, feedforward_dim=32, **sizes)
+    causal: dict[str, Any] = {"causal": True, "chunk_size": 4, "left_chunks": 2}
     return {
         "Zipformer": zipformer(),
         "streaming Zipformer": zipformer(causal=True),
         "Conformer": conformer(),
-        "streaming Conformer": conformer(causal=True, chunk_size=4, left_chunks=2),
+        "streaming Conformer": conformer(**causal),
+        "FastConformer": fastconformer(),
+        "streaming FastConformer": fastconformer(
+            **causal, feature_norm="none", convolution_norm="layer"
+        ),
     }
 
 

@@ -16,11 +16,13 @@ from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.shape_steps import round_down, round_up
 from pruned_rnnt.model.speech_model import SpeechModel
-from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
+from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model, tiny_zipformer
 
 ENCODERS = [
     tiny_conformer(),
     tiny_conformer(causal=True),
+    tiny_fastconformer(),
+    tiny_fastconformer(causal=True, feature_norm="none", convolution_norm="layer"),
     tiny_zipformer(causal=False),
     tiny_zipformer(causal=True),
 ]
