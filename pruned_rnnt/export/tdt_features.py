@@ -8,22 +8,27 @@ mean of a frame. Models of this package are trained on those of Kaldi's filters.
 shift, pre-emphasis and floor are the same, so that both are sums over one power spectrum, and the
 energies of Kaldi's filters are nearly a linear function of those of Slaney's. Energies below the
 floor are lost. Slaney's energies reach it earlier, because filters of equal area make them smaller.
+
+Features that it normalises, those of NeMo's own models, have no floor from version 2.0 on: it adds
+2^-24 to the energies, as NeMo does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from importlib.metadata import version
 
 import numpy as np
 import torch
-from lhotse.features.kaldi.layers import Wav2LogFilterBank
+from lhotse.features.kaldi.layers import Wav2LogFilterBank, Wav2Spec
 from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 _FFT_LENGTH = 512
+_FLOOR = torch.finfo(torch.float32).eps
+_GUARD = 2.0**-24
 _HIGH_HERTZ = SAMPLING_RATE / 2 - 400
 # Slaney's scale: 15 mel for the first kilohertz, above it 27 mel for each factor of 6.4.
 _LINEAR_HERTZ, _LINEAR_MEL = 1000.0, 15.0
@@ -42,38 +47,42 @@ class KaldiFeatures(nn.Module):
 
     def forward(self, features_NFT: Tensor) -> Tensor:
         # Energies at the floor of Slaney's features are treated as silence: the floor of Kaldi's.
-        floor = torch.finfo(torch.float32).eps
-        energies_NFT = (features_NFT.exp() - floor).clamp(min=0.0)
+        energies_NFT = (features_NFT.exp() - _FLOOR).clamp(min=0.0)
         # Not a matrix product, which int8 files would round.
         energies_NFT = nn.functional.conv1d(energies_NFT, self.matrix_FF.T[:, :, None])
-        return energies_NFT.clamp(min=floor).log().transpose(1, 2)
+        return energies_NFT.clamp(min=_FLOOR).log().transpose(1, 2)
 
 
-def sherpa_tdt_features(samples_S: FloatArray, num_mel_bins: int = FEATURE_DIM) -> Tensor:
-    """(T, F) features of samples at 16 kHz, as sherpa-onnx computes them for TDT models.
-
-    Not normalised, which it does for the models of NeMo.
-    """
-    return _log_energies(samples_S, _slaney_filters(num_mel_bins))
-
-
-def sherpa_ctc_features(samples_S: FloatArray, num_mel_bins: int = FEATURE_DIM) -> Tensor:
-    """As `sherpa_tdt_features`, for CTC models of NeMo: another window, and filters up to 8 kHz."""
-    filters_WF = _slaney_filters(num_mel_bins, SAMPLING_RATE / 2)
-    return _log_energies(samples_S, filters_WF, torch.hann_window)
-
-
-def _log_energies(
-    samples_S: FloatArray, filters_WF: np.ndarray, window: Callable[[int], Tensor] | None = None
+def sherpa_features(
+    samples_S: FloatArray,
+    num_mel_bins: int = FEATURE_DIM,
+    *,
+    is_ctc: bool = False,
+    has_floor: bool = True,
 ) -> Tensor:
-    """(T, F) with Kaldi's frames, and its window by default."""
-    layer = Wav2LogFilterBank(remove_dc_offset=False, num_filters=filters_WF.shape[1])
-    layer._fb.copy_(torch.from_numpy(filters_WF))
-    if window is not None:
-        kept = layer.wav2win._window
-        kept.copy_(window(kept.numel()))
-    features_NTF: Tensor = layer(torch.from_numpy(samples_S)[None])
-    return features_NTF[0]
+    """(T, F) features of samples at 16 kHz, as sherpa-onnx computes them; not normalised.
+
+    Args:
+        is_ctc: those of CTC models of NeMo: another window, and filters up to 8 kHz.
+        has_floor: see `has_floor`; else 2^-24 is added to the energies.
+    """
+    high_hertz = SAMPLING_RATE / 2 if is_ctc else _HIGH_HERTZ
+    layer = Wav2Spec(remove_dc_offset=False, use_energy=False)
+    if is_ctc:
+        window = layer.wav2win._window
+        window.copy_(torch.hann_window(window.numel()))
+    powers_NTW: Tensor = layer(torch.from_numpy(samples_S)[None])
+    energies_TF = powers_NTW[0] @ torch.from_numpy(_slaney_filters(num_mel_bins, high_hertz))
+    return (energies_TF.clamp(min=_FLOOR) if has_floor else energies_TF + _GUARD).log()
+
+
+def has_floor(*, is_normalised: bool) -> bool:
+    """Whether the installed sherpa-onnx gives low energies a floor.
+
+    Args:
+        is_normalised: the file's metadata have `normalize_type=per_feature`.
+    """
+    return not is_normalised or int(version("sherpa-onnx").partition(".")[0]) < 2
 
 
 def _conversion() -> np.ndarray:

@@ -252,14 +252,19 @@ def check_tdt_export(model: SpeechModel, *, streaming: bool, fp16: bool) -> None
         )
 
 
+def has_normalised_features(model: SpeechModel) -> bool:
+    """Whether sherpa-onnx normalises the features, as the model's encoder does in training."""
+    encoder = model.encoder.config
+    return (encoder.features, getattr(encoder, "feature_norm", "none")) == ("nemo", "bins")
+
+
 def tdt_metadata(model: SpeechModel) -> dict[str, Any]:
     """The metadata that sherpa-onnx reads from the encoder; vocab_size excludes the blank."""
     encoder = model.encoder.config
-    norm = getattr(encoder, "feature_norm", "none")
     shared = {
         "vocab_size": model.vocab_size - 1,
         "subsampling_factor": model.encoder.subsampling_factor,
-        "normalize_type": "per_feature" if (encoder.features, norm) == ("nemo", "bins") else "",
+        "normalize_type": "per_feature" if has_normalised_features(model) else "",
         "feat_dim": encoder.num_mel_bins,
     }
     if not isinstance(model, TransducerModel):

@@ -29,12 +29,13 @@ from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
-from pruned_rnnt.export.tdt_features import sherpa_ctc_features, sherpa_tdt_features
+from pruned_rnnt.export.tdt_features import has_floor, sherpa_features
 from pruned_rnnt.export.tdt_graphs import (
     LstmDecoderGraph,
     NemoCtcGraph,
     TdtDecoderGraph,
     TdtEncoderGraph,
+    has_normalised_features,
 )
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -159,9 +160,12 @@ def verify(
     texts = own_texts = [_text(tokenizer, symbols) for symbols in ours]
     is_tdt = isinstance(graphs[0].module, TdtEncoderGraph)
     if is_tdt:
+        floor = has_floor(is_normalised=has_normalised_features(model))
         is_ctc = isinstance(graphs[0].module, NemoCtcGraph)
-        computed = sherpa_ctc_features if is_ctc else sherpa_tdt_features
-        features = [computed(samples_S, kind.num_mel_bins) for samples_S in samples]
+        features = [
+            sherpa_features(samples_S, kind.num_mel_bins, is_ctc=is_ctc, has_floor=floor)
+            for samples_S in samples
+        ]
         converted = [converted_features(graphs[0], feature_TF) for feature_TF in features]
         ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in converted]
         texts = [_text(tokenizer, symbols) for symbols in ours]

@@ -28,7 +28,7 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.export.graph_pair import onnx_session
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
-from pruned_rnnt.export.tdt_features import sherpa_ctc_features, sherpa_tdt_features
+from pruned_rnnt.export.tdt_features import sherpa_features
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.pretrained.onnx_tdt_search import TdtSearch
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
@@ -148,8 +148,10 @@ class OnnxRecogniser(AudioRecogniser):
         if samples_S.dtype == np.int16:
             floats_S *= 2**-15
         is_ctc = self._kind == "nemo_ctc"
-        computed = sherpa_ctc_features if is_ctc else sherpa_tdt_features
-        features_TF = computed(floats_S, self._mel_bins)
+        is_normalised = self._encoder.metadata["normalize_type"] == "per_feature"
+        features_TF = sherpa_features(
+            floats_S, self._mel_bins, is_ctc=is_ctc, has_floor=not is_normalised
+        )
         lengths_N = np.array([len(features_TF)])
         encoded_NJT = self._encoder.run(
             {"audio_signal": features_TF.T[None].numpy(), "length": lengths_N}

@@ -20,7 +20,7 @@ from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
-from pruned_rnnt.export.tdt_features import sherpa_ctc_features, sherpa_tdt_features
+from pruned_rnnt.export.tdt_features import has_floor, sherpa_features
 from pruned_rnnt.export.tdt_graphs import LstmDecoderGraph
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.interop.nemo.imported_model import import_model
@@ -38,6 +38,12 @@ from tests.tiny_models import tiny_fastconformer, tiny_model
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return train_tokenizer([" ".join(WORDS)], TokenizerConfig(kind="word", vocab_size=50))
+
+
+def nemo_features(audio: list[Path], *, is_ctc: bool = False) -> list[Tensor]:  # noqa: F811
+    """(T, F) of each file, as the installed sherpa-onnx computes them."""
+    floor = has_floor(is_normalised=True)
+    return [sherpa_features(read_audio(path), is_ctc=is_ctc, has_floor=floor) for path in audio]
 
 
 def make_model(
@@ -68,7 +74,7 @@ def test_sherpa_onnx_finds_our_texts(
     audio: list[Path],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    features = [sherpa_tdt_features(read_audio(path)) for path in audio[:2]]
+    features = nemo_features(audio[:2])
     model = make_model(tokenizer, durations, features)
     folder = tmp_path / "onnx"
     graphs = export_onnx(ModelFile(model, tokenizer), folder, OnnxOptions(), "tests")
@@ -123,7 +129,7 @@ def test_sherpa_onnx_finds_our_texts_of_a_ctc_model(
     audio: list[Path],  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    features = [sherpa_ctc_features(read_audio(path)) for path in audio[:2]]
+    features = nemo_features(audio[:2], is_ctc=True)
     # In each frame the best symbol of this one leads by more than rounding of the features changes.
     model = make_ctc_model(tokenizer, features, seed=37)
     folder = tmp_path / "onnx"

@@ -21,7 +21,7 @@ from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
-from pruned_rnnt.export.tdt_features import KaldiFeatures, sherpa_tdt_features
+from pruned_rnnt.export.tdt_features import KaldiFeatures, sherpa_features
 from pruned_rnnt.export.tdt_graphs import tdt_tokens
 from pruned_rnnt.export.verify import converted_features, run_recognise, verify
 from pruned_rnnt.model.predictor import PredictorConfig
@@ -60,6 +60,11 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         tones = 0.1 * np.sin(np.cumsum(2 * np.pi * pitch / 16000))
         paths.append(folder / f"{index}.wav")
         soundfile.write(paths[-1], tones + 0.01 * rng.standard_normal(count), 16000)
+    # Pauses of zeros, whose features are those of the floor.
+    seconds_S = np.arange(24000) / 16000
+    tones = 0.3 * np.sin(2 * np.pi * (150 + 900 * seconds_S) * seconds_S)
+    paths.append(folder / "pauses.wav")
+    soundfile.write(paths[-1], tones * (np.sin(6 * np.pi * seconds_S) > -0.5), 16000)
     return paths
 
 
@@ -110,7 +115,7 @@ def test_onnxruntime_finds_the_path_of_our_search(
     lengths = []
     for path in audio[:2]:
         samples_S = soundfile.read(path, dtype="float32")[0]
-        features_TF = converted_features(encoder, sherpa_tdt_features(samples_S))
+        features_TF = converted_features(encoder, sherpa_features(samples_S))
         encoded_NTE, frames = model.encode(features_TF[None], torch.tensor([len(features_TF)]))
         expected = new_greedy_search(model, [UNKNOWN_ID], 0)(encoded_NTE, frames)[0]
         assert isinstance(recogniser, OnnxRecogniser)
@@ -151,11 +156,11 @@ def test_converted_features_are_near_those_of_training(audio: list[Path]) -> Non
     """Where there is sound: the floor of sherpa-onnx's features hides quiet parts."""
     samples_S = soundfile.read(audio[0], dtype="float32")[0]
     ours_TF = audio_features(samples_S)
-    converted_TF = KaldiFeatures()(sherpa_tdt_features(samples_S).T[None])[0]
+    converted_TF = KaldiFeatures()(sherpa_features(samples_S).T[None])[0]
     assert converted_TF.shape == ours_TF.shape
     loud = ours_TF > ours_TF.mean()
     assert (converted_TF - ours_TF)[loud].abs().median() < 0.15
-    unconverted = sherpa_tdt_features(samples_S)
+    unconverted = sherpa_features(samples_S)
     assert (unconverted - ours_TF)[loud].abs().median() > 1.0
 
 
