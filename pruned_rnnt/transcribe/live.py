@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,10 +20,20 @@ class RawSource(Protocol):
         """At most `size` bytes; no bytes at the end of the source."""
 
 
+class RawLayout(NamedTuple):
+    """Samples of so many channels, one after the other, at a rate in Hz."""
+
+    rate: int = SAMPLING_RATE
+    channels: int = 1
+
+
 def transcribe_raw(
-    stream: Stream, source: RawSource, on_mark: Callable[[Mark], object]
+    stream: Stream,
+    source: RawSource,
+    on_mark: Callable[[Mark], object],
+    layout: RawLayout = RawLayout(),
 ) -> Iterator[str]:
-    """Yield the text of raw samples: signed 16 bits, native byte order, one channel, 16 kHz.
+    """Yield the text of raw samples: signed 16 bits in native byte order.
 
     Text is yielded as soon as it cannot change; a line ends at an endpoint.
 
@@ -32,11 +42,13 @@ def transcribe_raw(
     """
     rest = b""
     shown = _Shown()
-    while block := source.read(2 * SAMPLING_RATE // 10):
+    size = 2 * layout.channels
+    while block := source.read(size * layout.rate // 10):
         data = rest + block
-        even = len(data) // 2 * 2
-        data, rest = data[:even], data[even:]
-        stream.accept_waveform(np.frombuffer(data, dtype=np.int16))
+        whole = len(data) // size * size
+        data, rest = data[:whole], data[whole:]
+        samples_SC = np.frombuffer(data, dtype=np.int16).reshape(-1, layout.channels)
+        stream.accept_waveform(samples_SC, layout.rate)
         yield from _decoded(stream, shown, on_mark)
     stream.finish()
     yield from _decoded(stream, shown, on_mark)
