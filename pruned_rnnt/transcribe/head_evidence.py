@@ -39,7 +39,7 @@ def disagreements(path: FoundPath) -> list[Disagreement]:
     if path.head is None or path.head.spikes.symbols == symbols:
         return []
     found = []
-    for spikes, places in _different(path.head.spikes.symbols, symbols):
+    for spikes, places in different(path.head.spikes.symbols, symbols):
         log_probs = [path.head.log_probs[n] for n in places]
         frames = [path.head.spikes.frames[n] for n in spikes]
         frames += [path.head.frames[n] for n in places]
@@ -80,7 +80,7 @@ def _matches(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[_Match]:
         place += second is not None
 
 
-def _different(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[tuple[range, range]]:
+def different(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[tuple[range, range]]:
     """The positions in both, for each stretch between two symbols that they have in common."""
     spike = place = 0
     for match in [*_matches(spikes, symbols), _Match(len(spikes), len(symbols))]:

@@ -31,7 +31,7 @@ def transcribe_raw(
     stream: Stream,
     source: RawSource,
     on_mark: Callable[[Mark], object],
-    layout: RawLayout = RawLayout(),
+    layout: RawLayout | None = None,
 ) -> Iterator[str]:
     """Yield the text of raw samples: signed 16 bits in native byte order.
 
@@ -39,16 +39,18 @@ def transcribe_raw(
 
     Args:
         on_mark: called with each mark of a text after the text has been yielded.
+        layout: None for one channel at 16 kHz.
     """
     rest = b""
     shown = _Shown()
-    size = 2 * layout.channels
-    while block := source.read(size * layout.rate // 10):
+    rate, channels = layout or RawLayout()
+    size = 2 * channels
+    while block := source.read(size * (rate // 10)):
         data = rest + block
         whole = len(data) // size * size
         data, rest = data[:whole], data[whole:]
-        samples_SC = np.frombuffer(data, dtype=np.int16).reshape(-1, layout.channels)
-        stream.accept_waveform(samples_SC, layout.rate)
+        samples_SC = np.frombuffer(data, dtype=np.int16).reshape(-1, channels)
+        stream.accept_waveform(samples_SC, rate)
         yield from _decoded(stream, shown, on_mark)
     stream.finish()
     yield from _decoded(stream, shown, on_mark)

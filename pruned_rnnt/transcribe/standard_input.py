@@ -28,8 +28,8 @@ _SIGNATURES = {
 _ENCODERS = (b"Xing", b"Info", b"LAME", b"Lavc")
 _PEEK_BYTES = 2048
 _ADVICE = (
-    "- reads 16-bit samples, of one channel at 16,000 Hz unless a wav header says otherwise: pass "
-    "a file name instead, or convert the audio with `ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
+    "- reads 16-bit samples, of one channel at 16,000 Hz unless a wav header says otherwise: "
+    "pass a file name instead, or convert with `ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
 )
 # Programs that do not know the size write the largest number, some less the header.
 _UNKNOWN_BYTES = 2**31 - 2**16

@@ -53,7 +53,7 @@ def _endpoint_rules(options: argparse.Namespace) -> dict[str, float]:
     return {name: seconds for name, seconds in chosen.items() if seconds is not None}
 
 
-def print_live(stream: Stream, source: RawSource, layout: RawLayout = RawLayout()) -> None:
+def print_live(stream: Stream, source: RawSource, layout: RawLayout | None = None) -> None:
     """Print the text of live audio as it is transcribed, and marks to stderr."""
 
     def show(mark: Mark) -> None:

@@ -122,7 +122,10 @@ def test_encoded_audio_on_standard_input_is_an_error(
         (b"\x1aE\xdf\xa3" + bytes(3000), "webm"),
         (b"\xff\xf1\x60\x40\x02\x00\xfc\xde\x04Lavc" + bytes(3000), "mp3 or aac"),
         (encoded("wav", rate=500), "wav, PCM: 1 channels of 16 bits at 500 Hz (sampling rate is"),
-        (encoded("wav", channels=33), "33 channels of 16 bits at 16,000 Hz, needs 1 to 32 channels"),
+        (
+            encoded("wav", channels=33),
+            "33 channels of 16 bits at 16,000 Hz, needs 1 to 32 channels",
+        ),
         (encoded("wav", "PCM_24"), "wav, PCM: 1 channels of 24 bits"),
         (sound(1.0).astype("<f4").tobytes(), "32-bit floats"),
         (encoded("wav")[:44], "no samples"),

@@ -1,0 +1,128 @@
+"""Speech that is far quieter than the rest of its segment.
+
+Models lose such words, and neither their CTC head nor gaps between symbols always show it. The
+segment is decoded a second time with these stretches as loud as the rest. Where this gives other
+symbols, they replace those of which the model was unsure, if it is sure of them; else the stretch
+is marked.
+
+Such a stretch is found by its contrast to the energy around it, because steady noise is as quiet.
+
+Axes: N batch, T feature frames (10 ms), F mel bins. Energies are natural logarithms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes
+from pruned_rnnt.transcribe.head_evidence import different
+from pruned_rnnt.transcribe.lost_speech import FoundPath, Stretch
+
+# Energies are smoothed over so many frames on both sides; less energy for up to twice as many
+# frames as `_FILLED` between louder ones does not end a stretch.
+_SMOOTHED, _FILLED = 3, 25
+# Speech is 15 dB above the least energy within a second; it is quiet 20 dB below the loudest speech
+# of the segment. In 300 commands of even level, no stretch of `_LEAST` frames was.
+_NEARBY, _CONTRAST, _DEPTH, _LEAST = 100, 3.5, 4.5, 40
+# Symbols may be placed so far from the quiet frames.
+_REACH = 30
+# The least log-probability of the symbols of a row: below `_UNSURE` they are doubted, and above
+# `_SURE` they may take the place of doubted ones.
+_UNSURE, _SURE = -3.0, -1.5
+# So many symbols more are lost; louder noise may invent single ones.
+_LEAST_MISSING = 2
+
+
+def missing_gain(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
+    """(N, T) on the device: how far quiet speech is below the rest of its segment; elsewhere 0."""
+    real_NT = torch.arange(features_NTF.size(1), device=features_NTF.device) < lengths_N[:, None]
+    energy_NT = features_NTF.logsumexp(dim=2).masked_fill(~real_NT, torch.inf)
+    energy_NT = torch.where(real_NT, energy_NT, energy_NT.amin(dim=1, keepdim=True))
+    energy_NT = nn.functional.avg_pool1d(
+        energy_NT, 2 * _SMOOTHED + 1, 1, _SMOOTHED, count_include_pad=False
+    )
+    filled_NT = -_largest_nearby(-_largest_nearby(energy_NT, _FILLED), _FILLED)
+    contrast_NT = filled_NT + _largest_nearby(-energy_NT, _NEARBY)
+    is_speech_NT = real_NT & (contrast_NT > _CONTRAST)
+    loudest_N1 = filled_NT.masked_fill(~is_speech_NT, -torch.inf).amax(dim=1, keepdim=True)
+    is_quiet_NT = is_speech_NT & (filled_NT < loudest_N1 - _DEPTH)
+    # Of the quiet frames, those in a row of enough.
+    other_NT = nn.functional.pad(1 - is_quiet_NT.float(), (0, _LEAST - 1), value=1.0)
+    begins_NT = 1 - nn.functional.max_pool1d(other_NT, _LEAST, stride=1)
+    begins_NT = nn.functional.pad(begins_NT, (_LEAST - 1, 0))
+    is_long_NT = nn.functional.max_pool1d(begins_NT, _LEAST, stride=1) > 0
+    return torch.where(is_long_NT, loudest_N1 - filled_NT, 0.0)
+
+
+def _largest_nearby(values_NT: Tensor, frames: int) -> Tensor:
+    return nn.functional.max_pool1d(values_NT, 2 * frames + 1, stride=1, padding=frames)
+
+
+class Compared(NamedTuple):
+    """A path with the symbols that it lacked, and where symbols are still lost or doubted."""
+
+    path: FoundPath
+    lost: list[Stretch]
+    doubtful: list[Stretch]
+
+
+def compared(path: FoundPath, louder: FoundPath, quiet: Sequence[Stretch]) -> Compared:
+    """Compare a path with that through the same segment with its quiet stretches made louder."""
+    parts: list[tuple[FoundPath, range]] = []
+    lost, doubtful, reached = [], [], 0
+    for new, own in different(louder.hypothesis.symbols, path.hypothesis.symbols):
+        places = [louder.symbol_places[n] for n in new] + [path.symbol_places[n] for n in own]
+        stretch = Stretch(min(places), max(places) + path.step)
+        if not any(
+            stretch.begin < end + _REACH and begin - _REACH < stretch.end for begin, end in quiet
+        ):
+            continue
+        is_unsure = not own or _least(path, own) < _UNSURE
+        if is_unsure and new and _least(louder, new) > _SURE:
+            parts += [(path, range(reached, own.start)), (louder, new)]
+            reached = own.stop
+        elif is_unsure and len(new) - len(own) >= _LEAST_MISSING:
+            lost.append(stretch)
+        elif is_unsure and own:
+            doubtful.append(stretch)
+    if parts:
+        path = _spliced([*parts, (path, range(reached, len(path.hypothesis.symbols)))])
+    return Compared(path, lost, doubtful)
+
+
+def _least(path: FoundPath, places: range) -> float:
+    """The least log-probability of symbols, in the CTC head if there is one."""
+    scores = path.hypothesis.symbol_scores if path.head is None else path.head.log_probs
+    return min(scores[n] for n in places)
+
+
+def _spliced(parts: Sequence[tuple[FoundPath, range]]) -> FoundPath:
+    """The path of these symbols of some paths through the same segment; spikes of the first."""
+    first = parts[0][0]  # perhaps with an empty range
+    taken = [(path, n) for path, places in parts for n in places]
+    scores = tuple(path.hypothesis.symbol_scores[n] for path, n in taken)
+    hypothesis = Hypothesis(
+        symbols=tuple(path.hypothesis.symbols[n] for path, n in taken),
+        frames=tuple(accumulate((path.hypothesis.frames[n] for path, n in taken), max)),
+        score=first.hypothesis.score + sum(scores) - sum(first.hypothesis.symbol_scores),
+        symbol_scores=scores,
+        durations=tuple(
+            path.hypothesis.durations[n] for path, n in taken if path.hypothesis.durations
+        ),
+    )
+    heads = [path.head for path, _ in parts]
+    if any(head is None for head in heads):
+        return FoundPath(hypothesis, None, first.step)
+    found = [(path.head, n) for path, n in taken if path.head is not None]
+    head = HeadPath(
+        tuple(accumulate((head.frames[n] for head, n in found), max)),
+        tuple(head.log_probs[n] for head, n in found),
+        Spikes((), ()) if first.head is None else first.head.spikes,
+    )
+    return FoundPath(hypothesis, head, first.step)
