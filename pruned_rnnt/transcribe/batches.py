@@ -423,9 +423,9 @@ def _marks(
 ) -> list[Mark]:
     """The marks of a path; speech: None if its energy has nothing to mark; louder: of a segment
     with quiet speech."""
-    differences = disagreements(path)
-    lost = [each.stretch for each in differences if each.is_lost]
-    doubtful = [each.stretch for each in differences if each.is_doubtful and not each.is_lost]
+    differences = disagreements(path, speech[-1].end if speech else None)
+    lost = [each.stretch for each in differences if not each.is_doubtful]
+    doubtful = [each.stretch for each in differences if each.is_doubtful]
     if louder is not None:
         lost += louder.lost
         doubtful += louder.doubtful

@@ -35,8 +35,8 @@ _REACH = 30
 # The least log-probability of the symbols of a row: below `_UNSURE` they are doubted, and above
 # `_SURE` they may take the place of doubted ones.
 _UNSURE, _SURE = -3.0, -1.5
-# So many symbols more are lost; louder noise may invent single ones.
-_LEAST_MISSING = 2
+# Marks need so many symbols in a row: louder noise may invent single ones.
+_LEAST_DIFFERENT = 2
 
 
 def missing_gain(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
@@ -83,14 +83,14 @@ def compared(path: FoundPath, louder: FoundPath, quiet: Sequence[Stretch]) -> Co
             stretch.begin < end + _REACH and begin - _REACH < stretch.end for begin, end in quiet
         ):
             continue
-        is_unsure = not own or _least(path, own) < _UNSURE
-        if is_unsure and new and _least(louder, new) > _SURE:
+        if own and _least(path, own) >= _UNSURE:
+            continue
+        is_row = max(len(new), len(own)) >= _LEAST_DIFFERENT
+        if new and _least(louder, new) > _SURE and _fits(path, own, louder, new):
             parts += [(path, range(reached, own.start)), (louder, new)]
             reached = own.stop
-        elif is_unsure and len(new) - len(own) >= _LEAST_MISSING:
-            lost.append(stretch)
-        elif is_unsure and own:
-            doubtful.append(stretch)
+        elif is_row:
+            (doubtful if own else lost).append(stretch)
     if parts:
         path = _spliced([*parts, (path, range(reached, len(path.hypothesis.symbols)))])
     return Compared(path, lost, doubtful)
@@ -100,6 +100,14 @@ def _least(path: FoundPath, places: range) -> float:
     """The least log-probability of symbols, in the CTC head if there is one."""
     scores = path.hypothesis.symbol_scores if path.head is None else path.head.log_probs
     return min(scores[n] for n in places)
+
+
+def _fits(path: FoundPath, own: range, louder: FoundPath, new: range) -> bool:
+    """Whether the new symbols are between those beside the own ones that they replace."""
+    before = path.symbol_places[max(0, own.start - 1) : own.start]
+    after = path.symbol_places[own.stop : own.stop + 1]
+    places = [*before, *louder.symbol_places[new.start : new.stop], *after]
+    return places == sorted(places)
 
 
 def _spliced(parts: Sequence[tuple[FoundPath, range]]) -> FoundPath:
