@@ -19,9 +19,9 @@ _LEAST_MISSING = 2
 # A row of so many symbols is doubtful if the head gives one of them less than this probability,
 # as a logarithm, where it fits best. In right texts of our models, none had less than -5.7.
 _LEAST_DIFFERENT, _DOUBTFUL = 2, -6.0
-# Less doubt is enough, also about a single symbol, if the next one is so many feature frames later:
-# words may be lost between the two.
-_WIDE_FRAMES, _DOUBTFUL_IF_WIDE = 60, -2.0
+# Less doubt is enough, about a row or a single symbol, if the next one is so many feature frames
+# later: words may be lost between the two.
+_WIDE_FRAMES, _DOUBTFUL_IF_WIDE, _SINGLE_IF_WIDE = 60, -2.0, -4.0
 
 
 class Disagreement(NamedTuple):
@@ -61,7 +61,10 @@ def disagreements(path: FoundPath, end: int | None = None) -> list[Disagreement]
             and (
                 is_lost
                 or (is_row and doubt < _DOUBTFUL)
-                or (doubt < _DOUBTFUL_IF_WIDE and _widest(path, places, end) >= _WIDE_FRAMES)
+                or (
+                    doubt < (_DOUBTFUL_IF_WIDE if is_row else _SINGLE_IF_WIDE)
+                    and _widest(path, places, end) >= _WIDE_FRAMES
+                )
             ),
         )
         if each.is_lost or each.is_doubtful:

@@ -17,19 +17,17 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes
 from pruned_rnnt.transcribe.head_evidence import different
 from pruned_rnnt.transcribe.lost_speech import FoundPath, Stretch
+from pruned_rnnt.transcribe.speech_energy import in_long_rows, local_speech
 
-# Energies are smoothed over so many frames on both sides; less energy for up to twice as many
-# frames as `_FILLED` between louder ones does not end a stretch.
-_SMOOTHED, _FILLED = 3, 25
-# Speech is 15 dB above the least energy within a second; it is quiet 20 dB below the loudest speech
-# of the segment. In 300 commands of even level, no stretch of `_LEAST` frames was.
-_NEARBY, _CONTRAST, _DEPTH, _LEAST = 100, 3.5, 4.5, 40
+# Speech is quiet 20 dB below the loudest speech of the segment. In 300 commands of even level, no
+# stretch was.
+_DEPTH = 4.5
 # Symbols may be placed so far from the quiet frames.
 _REACH = 30
 # The least log-probability of the symbols of a row: below `_UNSURE` they are doubted, and above
@@ -42,26 +40,14 @@ _LEAST_DIFFERENT = 2
 def missing_gain(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     """(N, T) on the device: how far quiet speech is below the rest of its segment; elsewhere 0."""
     real_NT = torch.arange(features_NTF.size(1), device=features_NTF.device) < lengths_N[:, None]
-    energy_NT = features_NTF.logsumexp(dim=2).masked_fill(~real_NT, torch.inf)
-    energy_NT = torch.where(real_NT, energy_NT, energy_NT.amin(dim=1, keepdim=True))
-    energy_NT = nn.functional.avg_pool1d(
-        energy_NT, 2 * _SMOOTHED + 1, 1, _SMOOTHED, count_include_pad=False
-    )
-    filled_NT = -_largest_nearby(-_largest_nearby(energy_NT, _FILLED), _FILLED)
-    contrast_NT = filled_NT + _largest_nearby(-energy_NT, _NEARBY)
-    is_speech_NT = real_NT & (contrast_NT > _CONTRAST)
-    loudest_N1 = filled_NT.masked_fill(~is_speech_NT, -torch.inf).amax(dim=1, keepdim=True)
-    is_quiet_NT = is_speech_NT & (filled_NT < loudest_N1 - _DEPTH)
-    # Of the quiet frames, those in a row of enough.
-    other_NT = nn.functional.pad(1 - is_quiet_NT.float(), (0, _LEAST - 1), value=1.0)
-    begins_NT = 1 - nn.functional.max_pool1d(other_NT, _LEAST, stride=1)
-    begins_NT = nn.functional.pad(begins_NT, (_LEAST - 1, 0))
-    is_long_NT = nn.functional.max_pool1d(begins_NT, _LEAST, stride=1) > 0
-    return torch.where(is_long_NT, loudest_N1 - filled_NT, 0.0)
-
-
-def _largest_nearby(values_NT: Tensor, frames: int) -> Tensor:
-    return nn.functional.max_pool1d(values_NT, 2 * frames + 1, stride=1, padding=frames)
+    lowest_NTF = features_NTF.masked_fill(~real_NT[:, :, None], torch.inf)
+    lowest_N1F = lowest_NTF.amin(dim=1, keepdim=True)
+    features_NTF = torch.where(real_NT[:, :, None], features_NTF, lowest_N1F)
+    local = local_speech(features_NTF)
+    is_speech_NT = local.is_speech_NT & real_NT
+    loudest_N1 = local.energy_NT.masked_fill(~is_speech_NT, -torch.inf).amax(dim=1, keepdim=True)
+    is_quiet_NT = in_long_rows(is_speech_NT & (local.energy_NT < loudest_N1 - _DEPTH))
+    return torch.where(is_quiet_NT, loudest_N1 - local.energy_NT, 0.0)
 
 
 class Compared(NamedTuple):
