@@ -40,13 +40,11 @@ _LEAST_DIFFERENT = 2
 def missing_gain(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     """(N, T) on the device: how far quiet speech is below the rest of its segment; elsewhere 0."""
     real_NT = torch.arange(features_NTF.size(1), device=features_NTF.device) < lengths_N[:, None]
-    lowest_NTF = features_NTF.masked_fill(~real_NT[:, :, None], torch.inf)
-    lowest_N1F = lowest_NTF.amin(dim=1, keepdim=True)
-    features_NTF = torch.where(real_NT[:, :, None], features_NTF, lowest_N1F)
-    local = local_speech(features_NTF)
-    is_speech_NT = local.is_speech_NT & real_NT
-    loudest_N1 = local.energy_NT.masked_fill(~is_speech_NT, -torch.inf).amax(dim=1, keepdim=True)
-    is_quiet_NT = in_long_rows(is_speech_NT & (local.energy_NT < loudest_N1 - _DEPTH))
+    local = local_speech(features_NTF, real_NT)
+    loudest_N1 = local.energy_NT.masked_fill(~local.is_speech_NT, -torch.inf).amax(
+        dim=1, keepdim=True
+    )
+    is_quiet_NT = in_long_rows(local.is_speech_NT & (local.energy_NT < loudest_N1 - _DEPTH))
     return torch.where(is_quiet_NT, loudest_N1 - local.energy_NT, 0.0)
 
 

@@ -72,18 +72,20 @@ class LocalSpeech(NamedTuple):
     is_speech_NT: Tensor
 
 
-def local_speech(features_NTF: Tensor) -> LocalSpeech:
+def local_speech(features_NTF: Tensor, real_NT: Tensor) -> LocalSpeech:
     """Frames that are speech by their contrast to the second before and after them.
 
     This finds speech far quieter than the rest, which the levels of the whole do not.
+
+    Args:
+        real_NT: bool, False beyond the ends; the energy is of no use there.
     """
-    energy_NT = features_NTF.logsumexp(dim=2)
-    energy_NT = nn.functional.avg_pool1d(
-        energy_NT, 2 * _SMOOTHING_FRAMES + 1, 1, _SMOOTHING_FRAMES, count_include_pad=False
-    )
-    filled_NT = -_largest_nearby(-_largest_nearby(energy_NT, _FILLED_FRAMES), _FILLED_FRAMES)
-    contrast_NT = filled_NT + _largest_nearby(-energy_NT, _CONTRAST_FRAMES)
-    return LocalSpeech(filled_NT, in_long_rows(contrast_NT > _CONTRAST))
+    energy_NT = _smooth(features_NTF.logsumexp(dim=2) * real_NT) / _smooth(real_NT.float())
+    louder_NT = _largest_nearby(energy_NT.masked_fill(~real_NT, -torch.inf), _FILLED_FRAMES)
+    filled_NT = -_largest_nearby(-louder_NT.masked_fill(~real_NT, torch.inf), _FILLED_FRAMES)
+    least_NT = -_largest_nearby(-energy_NT.masked_fill(~real_NT, torch.inf), _CONTRAST_FRAMES)
+    is_speech_NT = real_NT & (filled_NT > least_NT + _CONTRAST)
+    return LocalSpeech(filled_NT, in_long_rows(is_speech_NT))
 
 
 def in_long_rows(is_true_NT: Tensor, frames: int = _LEAST_FRAMES) -> Tensor:
@@ -167,7 +169,7 @@ class EnergyDetector:
         is_steady_NT = _is_steady(energy_NT, is_quiet_NT, _ENERGY_CHANGE)
         is_speech_NT &= ~(is_quiet_NT & is_steady_NT)
         # Both rules miss speech that is far quieter than what was before.
-        local = local_speech(known_NTF)
+        local = local_speech(known_NTF, real_NT)
         is_low_NT = local.energy_NT < nearby_NT.clamp(min=self._loud) - _QUIET_DEPTH
         is_sound_NT = energy_NT + _largest_nearby(-energy_NT, _CONTRAST_FRAMES) > _SOUND
         is_speech_NT |= (
