@@ -59,7 +59,9 @@ class Compared(NamedTuple):
 def compared(path: FoundPath, louder: FoundPath, quiet: Sequence[Stretch]) -> Compared:
     """Compare a path with that through the same segment with its quiet stretches made louder."""
     parts: list[tuple[FoundPath, range]] = []
-    lost, doubtful, reached = [], [], 0
+    lost: list[Stretch] = []
+    doubtful: list[Stretch] = []
+    reached = 0
     for new, own in different(louder.hypothesis.symbols, path.hypothesis.symbols):
         places = [louder.symbol_places[n] for n in new] + [path.symbol_places[n] for n in own]
         stretch = Stretch(min(places), max(places) + path.step)

@@ -97,7 +97,9 @@ class StreamMarks:
             Stretch(self._begin + begin, self._begin + end)
             for begin, end in stretches(is_speech_NT[0])
         ]
-        checked, gaps, doubtful = reach, [], []
+        checked = reach
+        gaps: list[Stretch] = []
+        doubtful: list[Stretch] = []
         for gap, _, is_empty, _ in disagreements(path):
             if self._checked <= gap.begin and gap.end <= reach:
                 (gaps if is_empty else doubtful).append(gap)
