@@ -168,5 +168,6 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         with microphone() as source:
             print_live(stream, source)
     else:
-        print_live(stream, open_samples(sys.stdin.buffer))
+        samples = open_samples(sys.stdin.buffer)
+        print_live(stream, samples, samples.layout)
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -106,6 +107,19 @@ def parts_of_batch(
     ]
     silent_N = torch.zeros_like(lengths_N, dtype=torch.bool)
     return BatchInput(padded_NTF, lengths_N, silent_N, samples)
+
+
+def amplified(batch: BatchInput, gain_NT: Tensor) -> BatchInput:
+    """The batch with the energy of each frame multiplied by exp(gain)."""
+    samples = []
+    for samples_S, gain_T in zip(batch.samples, gain_NT.cpu(), strict=False):
+        floats_S = samples_S.astype(np.float32)
+        if samples_S.dtype == np.int16:
+            floats_S *= np.float32(2**-15)
+        factors_S = (gain_T / 2).exp().repeat_interleave(FRAME_SAMPLES).numpy()
+        factors_S = np.pad(factors_S, (0, max(0, len(floats_S) - len(factors_S))), mode="edge")
+        samples.append(floats_S * factors_S[: len(floats_S)])
+    return batch._replace(features_NTF=batch.features_NTF + gain_NT[:, :, None], samples=samples)
 
 
 def _padded(segments: Sequence[Tensor], frames: int, device: torch.device) -> Tensor:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
@@ -25,6 +26,7 @@ from pruned_rnnt.system.host_copy import HostCopy
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.transcribe.batch_input import (
     BatchInput,
+    amplified,
     batch_input,
     part_frames,
     parts_of_batch,
@@ -48,6 +50,7 @@ from pruned_rnnt.transcribe.lost_speech import (
     without_speech,
     without_text,
 )
+from pruned_rnnt.transcribe.quiet_speech import Compared, compared, missing_gain
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import LostSpeech, Segment
 from pruned_rnnt.transcribe.speech_energy import speech_frames
@@ -262,6 +265,8 @@ class SegmentBatches:
         flags = [found.is_silent_N]
         if checks_speech:
             flags.append(loudest_nearby(found.features_NTF))
+            gain_NT = missing_gain(found.features_NTF, found.lengths_N)
+            flags.append(gain_NT > 0)
         copy = HostCopy(flags)
         # Segments of a long recording are joined by the times of their words.
         with_heads = (
@@ -269,21 +274,25 @@ class SegmentBatches:
         )
         best = yield from self._decoder.best_paths(found, with_heads)
         paths = [FoundPath(*path, self._decoder.frame_step) for path in best]
-        is_silent_N, *loudest_NT = copy.tensors()
+        is_silent_N, *levels = copy.tensors()
         places = [_place(item) for item in batch]
         found_marks: list[list[Mark]] = [[] for _ in batch]
         if checks_speech:
+            loudest_NT, is_quiet_NT = levels
             rows = [
                 row
                 for row, place in enumerate(places)
                 if not is_silent_N[row]
-                and may_need_marks(loudest_NT[0][row, : place.frames], paths[row].symbol_places)
+                and may_need_marks(loudest_NT[row, : place.frames], paths[row].symbol_places)
             ]
             speech = yield from self._speech(found, rows, places)
+            loud: dict[int, Compared] = {}
             if self._lost_speech == "retry":
                 paths = yield from self._retried(found, paths, speech, places)
+                loud = yield from self._louder(found, paths, gain_NT, is_quiet_NT)
+                paths = [loud[row].path if row in loud else path for row, path in enumerate(paths)]
             found_marks = [
-                [] if is_silent else _marks(path, speech.get(row), place.begin)
+                [] if is_silent else _marks(path, speech.get(row), place.begin, loud.get(row))
                 for row, (is_silent, path, place) in enumerate(
                     zip(is_silent_N.tolist(), paths, places, strict=True)
                 )
@@ -351,6 +360,27 @@ class SegmentBatches:
             results[retry.row] = longer
         return results
 
+    def _louder(
+        self,
+        batch: BatchInput,
+        paths: Sequence[FoundPath],
+        gain_NT: Tensor,
+        is_quiet_NT: Tensor,
+    ) -> Generator[None, None, dict[int, Compared]]:
+        """Rows with speech far quieter than the rest, compared with what they are when it is not.
+
+        is_quiet_NT: where the gain is not 0, on the CPU.
+        """
+        rows = is_quiet_NT.any(dim=1).nonzero()[:, 0].tolist()
+        if not rows:
+            return {}
+        wholes = [_Retry(row, Stretch(0, 0), Stretch(0, is_quiet_NT.size(1))) for row in rows]
+        found = yield from self._decoded(amplified(batch, gain_NT), wholes)
+        return {
+            row: compared(paths[row], louder, stretches(is_quiet_NT[row]))
+            for row, louder in zip(rows, found, strict=True)
+        }
+
     def _decoded(
         self, batch: BatchInput, retries: Sequence[_Retry]
     ) -> Generator[None, None, list[FoundPath]]:
@@ -388,15 +418,20 @@ def _gaps(path: FoundPath, speech: Sequence[Stretch]) -> list[Stretch]:
     ]
 
 
-def _marks(path: FoundPath, speech: Sequence[Stretch] | None, begin: int) -> list[Mark]:
-    """The marks of a path; speech: None if its energy has nothing to mark."""
-    differences = disagreements(path)
-    lost = [each.stretch for each in differences if each.is_lost]
+def _marks(
+    path: FoundPath, speech: Sequence[Stretch] | None, begin: int, louder: Compared | None
+) -> list[Mark]:
+    """The marks of a path; speech: None if its energy has nothing to mark; louder: of a segment
+    with quiet speech."""
+    differences = disagreements(path, speech[-1].end if speech else None)
+    lost = [each.stretch for each in differences if not each.is_doubtful]
+    doubtful = [each.stretch for each in differences if each.is_doubtful]
+    if louder is not None:
+        lost += louder.lost
+        doubtful += louder.doubtful
     found: dict[MarkKind, list[Stretch]] = {
         "speech without text": lost,
-        "text unlike the speech": [
-            each.stretch for each in differences if each.is_doubtful and not each.is_lost
-        ],
+        "text unlike the speech": doubtful,
     }
     if speech is not None:
         places = spoken_places(path, speech)

@@ -8,6 +8,7 @@ head needs no gap to show this: symbols may be lost between two others that are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from pruned_rnnt.decode.scoring.error_statistics import align_words
@@ -18,13 +19,16 @@ _LEAST_MISSING = 2
 # A row of so many symbols is doubtful if the head gives one of them less than this probability,
 # as a logarithm, where it fits best. In right texts of our models, none had less than -5.7.
 _LEAST_DIFFERENT, _DOUBTFUL = 2, -6.0
+# Less doubt is enough, about a row or a single symbol, if the next one is so many feature frames
+# later: words may be lost between the two.
+_WIDE_FRAMES, _DOUBTFUL_IF_WIDE, _SINGLE_IF_WIDE = 60, -2.0, -4.0
 
 
 class Disagreement(NamedTuple):
     """A stretch between symbols that the head and the search have in common.
 
     is_lost: the head has more symbols there. is_empty: the search has none. is_doubtful: it has
-    some, but the head contradicts them.
+    some, but the head contradicts them, or has more.
     """
 
     stretch: Stretch
@@ -33,22 +37,35 @@ class Disagreement(NamedTuple):
     is_doubtful: bool
 
 
-def disagreements(path: FoundPath) -> list[Disagreement]:
-    """Where the head and the search differ by more than single symbols; none without a head."""
+def disagreements(path: FoundPath, end: int | None = None) -> list[Disagreement]:
+    """Where the head and the search differ by more than single symbols; none without a head.
+
+    end: the feature frame where the speech ends, if known.
+    """
     symbols = path.hypothesis.symbols
     if path.head is None or path.head.spikes.symbols == symbols:
         return []
     found = []
-    for spikes, places in _different(path.head.spikes.symbols, symbols):
+    for spikes, places in different(path.head.spikes.symbols, symbols):
         log_probs = [path.head.log_probs[n] for n in places]
         frames = [path.head.spikes.frames[n] for n in spikes]
         frames += [path.head.frames[n] for n in places]
         is_row = max(len(spikes), len(places)) >= _LEAST_DIFFERENT
+        is_lost = len(spikes) - len(places) >= _LEAST_MISSING
+        doubt = min(log_probs, default=0.0)
         each = Disagreement(
             Stretch(min(frames) * path.step, (max(frames) + 1) * path.step),
-            is_lost=len(spikes) - len(places) >= _LEAST_MISSING,
+            is_lost=is_lost,
             is_empty=not places,
-            is_doubtful=is_row and min(log_probs, default=0.0) < _DOUBTFUL,
+            is_doubtful=bool(places)
+            and (
+                is_lost
+                or (is_row and doubt < _DOUBTFUL)
+                or (
+                    doubt < (_DOUBTFUL_IF_WIDE if is_row else _SINGLE_IF_WIDE)
+                    and _widest(path, places, end) >= _WIDE_FRAMES
+                )
+            ),
         )
         if each.is_lost or each.is_doubtful:
             found.append(each)
@@ -62,6 +79,14 @@ def head_frames(path: FoundPath) -> list[int]:
         for match in _matches(path.head.spikes.symbols, path.hypothesis.symbols):
             frames[match.place] = path.head.spikes.frames[match.spike]
     return frames
+
+
+def _widest(path: FoundPath, places: range, end: int | None) -> int:
+    """The most feature frames between two of these symbols and those beside them."""
+    near = path.symbol_places[max(0, places.start - 1) : places.stop + 1]
+    if places.stop == len(path.symbol_places) and end is not None:
+        near.append(end)
+    return max((later - one for one, later in pairwise(near)), default=0)
 
 
 class _Match(NamedTuple):
@@ -80,7 +105,7 @@ def _matches(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[_Match]:
         place += second is not None
 
 
-def _different(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[tuple[range, range]]:
+def different(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[tuple[range, range]]:
     """The positions in both, for each stretch between two symbols that they have in common."""
     spike = place = 0
     for match in [*_matches(spikes, symbols), _Match(len(spikes), len(symbols))]:

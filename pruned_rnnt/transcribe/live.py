@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,23 +20,37 @@ class RawSource(Protocol):
         """At most `size` bytes; no bytes at the end of the source."""
 
 
+class RawLayout(NamedTuple):
+    """Samples of so many channels, one after the other, at a rate in Hz."""
+
+    rate: int = SAMPLING_RATE
+    channels: int = 1
+
+
 def transcribe_raw(
-    stream: Stream, source: RawSource, on_mark: Callable[[Mark], object]
+    stream: Stream,
+    source: RawSource,
+    on_mark: Callable[[Mark], object],
+    layout: RawLayout | None = None,
 ) -> Iterator[str]:
-    """Yield the text of raw samples: signed 16 bits, native byte order, one channel, 16 kHz.
+    """Yield the text of raw samples: signed 16 bits in native byte order.
 
     Text is yielded as soon as it cannot change; a line ends at an endpoint.
 
     Args:
         on_mark: called with each mark of a text after the text has been yielded.
+        layout: None for one channel at 16 kHz.
     """
     rest = b""
     shown = _Shown()
-    while block := source.read(2 * SAMPLING_RATE // 10):
+    rate, channels = layout or RawLayout()
+    size = 2 * channels
+    while block := source.read(size * (rate // 10)):
         data = rest + block
-        even = len(data) // 2 * 2
-        data, rest = data[:even], data[even:]
-        stream.accept_waveform(np.frombuffer(data, dtype=np.int16))
+        whole = len(data) // size * size
+        data, rest = data[:whole], data[whole:]
+        samples_SC = np.frombuffer(data, dtype=np.int16).reshape(-1, channels)
+        stream.accept_waveform(samples_SC, rate)
         yield from _decoded(stream, shown, on_mark)
     stream.finish()
     yield from _decoded(stream, shown, on_mark)

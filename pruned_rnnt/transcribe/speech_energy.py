@@ -57,6 +57,50 @@ _ENERGY_CHANGE, _LEVEL_CHANGE = 0.35, 0.1
 _CHANGE_FRAMES, _STEADY_FRAMES = 5, 30
 
 
+# Speech by its contrast: 15 dB (3.5) above the least energy within a second, for so many frames.
+# Less energy for up to twice `_FILLED_FRAMES` between louder frames does not end it.
+_CONTRAST, _CONTRAST_FRAMES, _FILLED_FRAMES, _LEAST_FRAMES = 3.5, 100, 25, 40
+# A stream adds what is 20 dB (4.5) below the loudest speech for 0.8 s; single frames, to find
+# pauses, must be 10 dB (2.3) above that least energy, and not steady.
+_QUIET_DEPTH, _SOUND, _LOW_FRAMES = 4.5, 2.3, 80
+
+
+class LocalSpeech(NamedTuple):
+    """energy_NT: smoothed, with short gaps filled. is_speech_NT: bool."""
+
+    energy_NT: Tensor
+    is_speech_NT: Tensor
+
+
+def local_speech(features_NTF: Tensor, real_NT: Tensor) -> LocalSpeech:
+    """Frames that are speech by their contrast to the second before and after them.
+
+    This finds speech far quieter than the rest, which the levels of the whole do not.
+
+    Args:
+        real_NT: bool, False beyond the ends; the energy is of no use there.
+    """
+    energy_NT = _smooth(features_NTF.logsumexp(dim=2) * real_NT) / _smooth(real_NT.float())
+    louder_NT = _largest_nearby(energy_NT.masked_fill(~real_NT, -torch.inf), _FILLED_FRAMES)
+    filled_NT = -_largest_nearby(-louder_NT.masked_fill(~real_NT, torch.inf), _FILLED_FRAMES)
+    least_NT = -_largest_nearby(-energy_NT.masked_fill(~real_NT, torch.inf), _CONTRAST_FRAMES)
+    is_speech_NT = real_NT & (filled_NT > least_NT + _CONTRAST)
+    return LocalSpeech(filled_NT, in_long_rows(is_speech_NT))
+
+
+def in_long_rows(is_true_NT: Tensor, frames: int = _LEAST_FRAMES) -> Tensor:
+    """(N, T) bool: the true frames that are in a row of at least so many."""
+    other_NT = nn.functional.pad(1 - is_true_NT.float(), (0, frames - 1), value=1.0)
+    begins_NT = nn.functional.pad(
+        1 - nn.functional.max_pool1d(other_NT, frames, 1), (frames - 1, 0)
+    )
+    return nn.functional.max_pool1d(begins_NT, frames, stride=1) > 0
+
+
+def _largest_nearby(values_NT: Tensor, frames: int) -> Tensor:
+    return nn.functional.max_pool1d(values_NT, 2 * frames + 1, stride=1, padding=frames)
+
+
 class _Levels(NamedTuple):
     """The noise of each mel bin; the level of the noise, and how far that of speech is above it.
 
@@ -122,7 +166,15 @@ class EnergyDetector:
         energy_NT = _smooth(known_NTF.logsumexp(dim=2)) / _smooth(real_NT.float())
         nearby_NT = nn.functional.max_pool1d(energy_NT, 2 * _NEARBY_FRAMES + 1, 1, _NEARBY_FRAMES)
         is_quiet_NT = energy_NT < nearby_NT.clamp(min=self._loud) - _DEPTH
-        is_speech_NT &= ~(is_quiet_NT & _is_steady(energy_NT, is_quiet_NT, _ENERGY_CHANGE))
+        is_steady_NT = _is_steady(energy_NT, is_quiet_NT, _ENERGY_CHANGE)
+        is_speech_NT &= ~(is_quiet_NT & is_steady_NT)
+        # Both rules miss speech that is far quieter than what was before.
+        local = local_speech(known_NTF, real_NT)
+        is_low_NT = local.energy_NT < nearby_NT.clamp(min=self._loud) - _QUIET_DEPTH
+        is_sound_NT = energy_NT + _largest_nearby(-energy_NT, _CONTRAST_FRAMES) > _SOUND
+        is_speech_NT |= (
+            in_long_rows(is_low_NT & local.is_speech_NT, _LOW_FRAMES) & is_sound_NT & ~is_steady_NT
+        )
         self._pooled_PF = pooled_NPF[0, : len(self._pooled_PF) + -(-frames // _POOL_FRAMES)]
         self._pooled_PF = self._pooled_PF[-_MEMORY_POOLED:]
         drop = max(0, end - _CONTEXT_FRAMES)

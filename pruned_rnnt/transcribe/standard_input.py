@@ -1,14 +1,23 @@
 """Raw samples from standard input.
 
-Samples are signed 16 bits, one channel, 16 kHz. A wav header before such samples is skipped,
-because many programs write one (arecord does). Other formats raise an error that names them.
+Samples are signed 16 bits, one channel, 16 kHz, or as a wav header before them says (arecord writes
+one): any rate, several channels. Other formats raise an error that names them.
+
+Axes: S samples.
 """
 
 from __future__ import annotations
 
-from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.wav import PCM, is_wav, read_wav_header
-from pruned_rnnt.transcribe.live import RawSource
+import logging
+
+import numpy as np
+
+from pruned_rnnt.data.audio.audio_file import rate_problem
+from pruned_rnnt.data.audio.live_audio import MOST_CHANNELS
+from pruned_rnnt.data.audio.wav import PCM, WavHeader, is_wav, read_wav_header
+from pruned_rnnt.transcribe.live import RawLayout, RawSource
+
+logger = logging.getLogger(__name__)
 
 _SIGNATURES = {
     b"fLaC": "flac", b"OggS": "ogg or opus", b"ID3": "mp3", b"FORM": "aiff", b"caff": "caf",
@@ -19,13 +28,23 @@ _SIGNATURES = {
 _ENCODERS = (b"Xing", b"Info", b"LAME", b"Lavc")
 _PEEK_BYTES = 2048
 _ADVICE = (
-    "- reads one channel of 16-bit samples at 16,000 Hz: pass a file name instead, or convert "
-    "the audio with `ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
+    "- reads 16-bit samples, of one channel at 16,000 Hz unless a wav header says otherwise: "
+    "pass a file name instead, or convert with `ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
 )
+# Programs that do not know the size write the largest number, some less the header.
+_UNKNOWN_BYTES = 2**31 - 2**16
+# Sound as floats is between these, and integers of 16 bits never are for so many in a row.
+_LEAST_FLOAT, _MOST_FLOAT, _LEAST_FLOATS = 1e-12, 1.0, 64
 
 
 class SampleSource:
-    """A source with lookahead, which can be ended after a number of bytes."""
+    """A source with lookahead, which can be ended after a number of bytes.
+
+    Attributes:
+        layout: of its samples.
+    """
+
+    layout = RawLayout()
 
     def __init__(self, source: RawSource) -> None:
         self._source = source
@@ -40,6 +59,8 @@ class SampleSource:
             data = self._source.read(size)
         if self._limit is not None:
             self._limit -= len(data)
+            if not data and 0 < self._limit < _UNKNOWN_BYTES:
+                logger.warning("standard input ended before its wav header says")
         return data
 
     def peek(self, size: int) -> bytes:
@@ -63,16 +84,16 @@ def open_samples(source: RawSource) -> SampleSource:
 
     Raises:
         ValueError: the input is empty, in a format other than raw samples or wav, or a wav file of
-            another rate, width or number of channels.
+            another width, or of a rate or number of channels that streams do not take.
     """
     samples = SampleSource(source)
     begin = samples.peek(_PEEK_BYTES)
-    if not begin:
-        raise ValueError("standard input has no samples")
     if is_wav(begin):
         _skip_wav_header(samples)
-    elif kind := encoded_format(begin):
+    elif kind := encoded_format(begin) or ("32-bit floats" if _are_floats(begin) else ""):
         raise ValueError(f"standard input is {kind}; {_ADVICE}")
+    if not samples.peek(2):
+        raise ValueError("standard input has no samples")
     return samples
 
 
@@ -88,16 +109,36 @@ def encoded_format(begin: bytes) -> str:
     return ""
 
 
+def _are_floats(begin: bytes) -> bool:
+    """Whether raw samples are floats, which would be transcribed as loud noise."""
+    floats_S = np.frombuffer(begin[: len(begin) // 4 * 4], dtype=np.float32)
+    sizes_S = np.abs(floats_S[floats_S != 0])
+    is_sound_S = (sizes_S > _LEAST_FLOAT) & (sizes_S <= _MOST_FLOAT)
+    return len(sizes_S) >= _LEAST_FLOATS and bool(is_sound_S.all())
+
+
 def _skip_wav_header(samples: SampleSource) -> None:
     header = read_wav_header(samples.read_all)
     if header is None or not header.coding:
         raise ValueError(f"standard input is a broken wav file; {_ADVICE}")
-    if header[2:] != (PCM, 1, SAMPLING_RATE, 16):
+    if (problem := _problem(header)) is not None:
         what = "PCM" if header.coding == PCM else f"format {header.coding}"
         raise ValueError(
             f"standard input is wav, {what}: {header.channels} channels of {header.bits} bits at "
-            f"{header.rate:,} Hz; {_ADVICE}"
+            f"{header.rate:,} Hz{problem}; {_ADVICE}"
         )
+    samples.layout = RawLayout(header.rate, header.channels)
     # A program that writes to a pipe does not know the size and writes 0 or the largest value.
     if header.size:
         samples.end_after(header.size)
+
+
+def _problem(header: WavHeader) -> str | None:
+    """Why streams do not take these samples, to be appended to what they are; None if they do."""
+    if (header.coding, header.bits) != (PCM, 16):
+        return ""
+    if not 1 <= header.channels <= MOST_CHANNELS:
+        return f", needs 1 to {MOST_CHANNELS} channels"
+    if problem := rate_problem(header.rate):
+        return f" ({problem})"
+    return None

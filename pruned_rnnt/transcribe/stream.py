@@ -44,8 +44,9 @@ class FinalText:
     words: with times in the stream and confidences.
     start, end: seconds of the stream; `end` is where the endpoint was found.
     language: code of the tag that the model emitted last; "" for none.
-    marks: speech without text, or text without speech, with seconds of the stream. Symbols of the
-        last second may still come, so it is left for the next final text, unless this is the last.
+    marks: speech without text, or text that is not to be trusted, with seconds of the stream.
+        Symbols of the last second may still come, so it is left for the next final text, unless
+        this is the last.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Speech without text, and text without speech, in a live stream.
+"""Speech without text, text without speech, and text unlike the speech, in a live stream.
 
 Axes: T feature frames (10 ms), F mel bins.
 """
@@ -97,11 +97,12 @@ class StreamMarks:
             Stretch(self._begin + begin, self._begin + end)
             for begin, end in stretches(is_speech_NT[0])
         ]
-        checked, gaps = reach, []
-        lost = [each.stretch for each in disagreements(path) if each.is_lost]
-        for gap in lost:
+        checked = reach
+        gaps: list[Stretch] = []
+        doubtful: list[Stretch] = []
+        for gap, _, is_empty, _ in disagreements(path):
             if self._checked <= gap.begin and gap.end <= reach:
-                gaps.append(gap)
+                (gaps if is_empty else doubtful).append(gap)
             elif gap.begin < reach < gap.end:
                 checked = min(checked, gap.begin)
         for gap in without_text(speech, symbols):
@@ -112,10 +113,17 @@ class StreamMarks:
                 # Perhaps it becomes long enough.
                 checked = min(checked, begin)
         # What lies behind is found again.
-        gaps = [Stretch(gap.begin, min(gap.end, checked)) for gap in gaps if gap.begin < checked]
+        gaps, doubtful = (
+            [Stretch(gap.begin, min(gap.end, checked)) for gap in found if gap.begin < checked]
+            for found in (gaps, doubtful)
+        )
         new = [n for n in symbols if self._checked <= n < checked]
         self._found += as_marks(
-            {"speech without text": gaps, "text without speech": without_speech(speech, new)}
+            {
+                "speech without text": gaps,
+                "text unlike the speech": doubtful,
+                "text without speech": without_speech(speech, new),
+            }
         )
         self._checked = checked
         first = max(0, checked - _CONTEXT_FRAMES)

@@ -16,7 +16,7 @@ from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
-from pruned_rnnt.transcribe.live import RawSource, transcribe_raw
+from pruned_rnnt.transcribe.live import RawLayout, RawSource, transcribe_raw
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.stream import Stream
@@ -53,13 +53,13 @@ def _endpoint_rules(options: argparse.Namespace) -> dict[str, float]:
     return {name: seconds for name, seconds in chosen.items() if seconds is not None}
 
 
-def print_live(stream: Stream, source: RawSource) -> None:
+def print_live(stream: Stream, source: RawSource, layout: RawLayout | None = None) -> None:
     """Print the text of live audio as it is transcribed, and marks to stderr."""
 
     def show(mark: Mark) -> None:
         print(mark_text(mark), file=sys.stderr, flush=True)
 
-    for text in transcribe_raw(stream, source, show):
+    for text in transcribe_raw(stream, source, show, layout):
         print(text, end="", flush=True)
 
 

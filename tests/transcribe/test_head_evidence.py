@@ -56,6 +56,26 @@ def test_other_symbols_are_doubtful_if_the_head_contradicts_them() -> None:
     assert (found.is_lost, found.is_empty, found.is_doubtful) == (True, False, True)
 
 
+def test_less_doubt_is_enough_beside_a_wide_gap() -> None:
+    """Words may be lost between symbols that are far apart."""
+    spikes = {5: 3, 9: 4, 12: 5, 40: 6}
+
+    def found(frames: tuple[int, ...], *log_probs: float) -> list[bool]:
+        symbols = (3, 7, 8, 6) if len(frames) == 4 else (3, 7, 6)
+        own = path(symbols, frames, spikes if len(frames) == 4 else {5: 3, 9: 4, 40: 6}, log_probs)
+        return [each.is_doubtful for each in disagreements(own)]
+
+    assert found((5, 10, 12, 40), 0.0, -2.5, 0.0, 0.0) == [True]
+    assert found((5, 15, 28, 40), 0.0, -2.5, 0.0, 0.0) == []
+    assert found((5, 10, 12, 40), 0.0, -1.5, 0.0, 0.0) == []
+    assert found((5, 10, 40), 0.0, -4.5, 0.0) == [True]
+    assert found((5, 10, 40), 0.0, -2.5, 0.0) == []
+    # Up to the end of the speech.
+    own = path((3, 7, 8), (5, 10, 12), {5: 3, 9: 4, 12: 5}, (0.0, 0.0, -2.5))
+    assert [each.is_doubtful for each in disagreements(own, 110)] == [True]
+    assert disagreements(own, 90) == disagreements(own) == []
+
+
 def test_models_without_a_head_have_no_such_evidence() -> None:
     assert disagreements(path((3,), (5,), {5: 4, 9: 5, 20: 6})._replace(head=None)) == []
 

@@ -79,6 +79,16 @@ def test_pauses_are_quiet_and_steady(gap: torch.Tensor, is_pause: bool) -> None:
         assert covered[350:620].all()
 
 
+def test_a_far_quieter_sentence_is_speech() -> None:
+    """30 dB quieter, in a recording with much speech and little silence."""
+    parts = [silence(0.5), speech(20.0), silence(0.4), speech(1.5, level=-7.0), silence(0.4)]
+    features = torch.cat([*parts, speech(5.0), silence(0.5)]).clamp(min=-11.0)
+    covered_T = torch.zeros(len(features), dtype=torch.bool)
+    for begin, end in spans(segments(features)):
+        covered_T[begin:end] = True
+    assert covered_T[2100:2230].all()
+
+
 def test_other_noise_is_no_speech() -> None:
     """Silence with stronger noise than before, but far below the speech."""
     quiet, loud = silence(0.3, level=-12.0), silence(0.3, level=-6.0)

@@ -205,6 +205,11 @@ def test_symbols_of_a_chunk_belong_to_where_the_head_hears_them(chunk: int, take
     assert lost[0].start == pytest.approx(0.04 * 92, abs=0.15)
     assert lost[-1].end == pytest.approx(0.04 * 111, abs=0.15)
     assert all(one.end <= other.start for one, other in pairwise(lost))
+    # Where the search has others, the text is wrong, not missing.
+    wrong = [
+        arc._replace(symbol=90) if n == 5 else arc for n, arc in enumerate(arcs) if n not in (6, 7)
+    ]
+    assert "text unlike the speech" in {mark.kind for mark in marks(wrong, head)}
 
 
 def test_bad_samples_do_not_stop_the_marks() -> None:

@@ -121,8 +121,14 @@ def test_encoded_audio_on_standard_input_is_an_error(
         (b"\x00\x00\x00\x20ftypM4A " + bytes(3000), "m4a or mp4"),
         (b"\x1aE\xdf\xa3" + bytes(3000), "webm"),
         (b"\xff\xf1\x60\x40\x02\x00\xfc\xde\x04Lavc" + bytes(3000), "mp3 or aac"),
-        (encoded("wav", rate=8000), "wav, PCM: 1 channels of 16 bits at 8,000 Hz"),
-        (encoded("wav", channels=2), "wav, PCM: 2 channels of 16 bits at 16,000 Hz"),
+        (encoded("wav", rate=500), "wav, PCM: 1 channels of 16 bits at 500 Hz (sampling rate is"),
+        (
+            encoded("wav", channels=33),
+            "33 channels of 16 bits at 16,000 Hz, needs 1 to 32 channels",
+        ),
+        (encoded("wav", "PCM_24"), "wav, PCM: 1 channels of 24 bits"),
+        (sound(1.0).astype("<f4").tobytes(), "32-bit floats"),
+        (encoded("wav")[:44], "no samples"),
         (encoded("wav", "FLOAT"), "wav, format 3: 1 channels of 32 bits"),
         (b"RIFF\0\0\0\0WAVEfmt ", "a broken wav file"),
         (b"RIFF\0\0\0\0WAVEdata" + bytes(100), "a broken wav file"),
@@ -157,6 +163,38 @@ def test_wav_header_of_the_right_rate_is_skipped(
         data = b"RIFF" + struct.pack("<I", size) + head + b"data" + struct.pack("<I", size)
         assert transcribe_stdin(model, data + samples + tail, monkeypatch) == 0
         assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(16000, 2), (48000, 1), (48000, 2), (8000, 1)])
+def test_wav_header_gives_the_rate_and_the_channels(
+    rate: int,
+    channels: int,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = encoded("wav", rate=rate, channels=channels)
+    assert transcribe_stdin(model, data, monkeypatch) == 0
+    shown = capsys.readouterr().out
+    stream = load(model).stream(chunk=8, left=8)
+    integers_S = np.frombuffer(data[-2 * channels * 16000 :], dtype="<i2")
+    stream.accept_waveform(integers_S.reshape(-1, channels), rate)
+    stream.finish()
+    while load(model).step([stream]):
+        pass
+    expected = " ".join(final.text for final in stream.take_finals())
+    assert len(expected) > 5
+    assert shown.split() == expected.split()
+
+
+def test_end_before_the_header_says_is_a_warning(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = encoded("wav")
+    assert transcribe_stdin(model, data, monkeypatch) == 0
+    assert caplog.text == ""
+    assert transcribe_stdin(model, data[:20001], monkeypatch) == 0
+    assert caplog.text.count("ended before its wav header says") == 1
 
 
 def test_samples_that_look_like_a_frame_header_are_accepted(

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _WINDOW_END = FRAME_SAMPLES // 2 + SAMPLING_RATE // 80
 # Digital silence kept before the first sound: 0.2 s.
 _SILENCE = SAMPLING_RATE // 5
-_MOST_CHANNELS = 32
+MOST_CHANNELS = 32
 _LONGEST_GAP = 60.0
 
 
@@ -173,9 +173,9 @@ def _channels(samples: Any) -> FloatArray:
     given = sample_array(samples)
     if given.ndim == 1:
         given = given[:, None]
-    if given.ndim != 2 or not 1 <= given.shape[1] <= _MOST_CHANNELS:
+    if given.ndim != 2 or not 1 <= given.shape[1] <= MOST_CHANNELS:
         raise ValueError(
             f"audio has the shape {given.shape}, needs (S,), or (S, C) with at most "
-            f"{_MOST_CHANNELS} channels"
+            f"{MOST_CHANNELS} channels"
         )
     return scaled(given)
