@@ -1,4 +1,4 @@
-"""What csrc/cuda/common/float_product.cuh computes, in plain torch."""
+"""What csrc/cuda/whole_lattice/float_product.cuh computes, in plain torch."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from pruned_rnnt.ops.common.library import Out, op
 from pruned_rnnt.ops.common.native import has_native_kernel
 
 # A thread block computes a tile of so many rows and columns of a result; a multiprocessor has two
-# thread blocks (csrc/cuda/common/counted_rows.cu).
+# thread blocks (csrc/cuda/whole_lattice/counted_rows.cu).
 _TILE = (128, 64)
 _TILES_AT_ONCE = 2
 _MOST_BLOCKS = 16

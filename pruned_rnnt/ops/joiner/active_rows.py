@@ -40,7 +40,7 @@ DROPPED_OCCUPANCY = 2.0**-11
 _OF_LOSS, _ALWAYS = 2.0**-3, 2.0**-6
 # Limits to choose from.
 _LIMITS = 16
-# Rows that a block of the kernel lists (csrc/cuda/joiner/active_ops.cuh).
+# Rows that a block of the kernel lists (csrc/cuda/whole_lattice/active_ops.cuh).
 ROWS_OF_BLOCK = 4096
 
 

@@ -1,9 +1,9 @@
 // counted_rows_product and counted_rows_sums: products of float32 matrices whose number of rows
 // only the device knows. Contracts: pruned_rnnt/ops/common/counted_rows.py.
 #include "contracts/joiner.h"
-#include "cuda/common/counted_rows.cuh"
 #include "cuda/common/ops.cuh"
 #include "cuda/common/vector_access.cuh"
+#include "cuda/whole_lattice/counted_rows.cuh"
 
 namespace pruned_rnnt::cuda {
 namespace {

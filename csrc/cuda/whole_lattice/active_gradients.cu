@@ -8,9 +8,9 @@
 
 #include "contracts/joiner.h"
 #include "cuda/common/vector_access.cuh"
-#include "cuda/joiner/active_ops.cuh"
-#include "cuda/joiner/arriving.cuh"
-#include "cuda/joiner/grouped_products.cuh"
+#include "cuda/whole_lattice/active_ops.cuh"
+#include "cuda/whole_lattice/arriving.cuh"
+#include "cuda/whole_lattice/grouped_products.cuh"
 
 namespace pruned_rnnt::cuda {
 namespace {

@@ -3,11 +3,11 @@
 //
 // Axes: N batch, T frames, U symbols, W columns of a frame, D joiner dim, V vocabulary, R rows.
 #include "contracts/joiner.h"
-#include "cuda/joiner/active_chunk.cuh"
-#include "cuda/joiner/active_ops.cuh"
 #include "cuda/joiner/hidden_row.cuh"
 #include "cuda/joiner/joiner_slice.cuh"
 #include "cuda/joiner/logits_gradient.cuh"
+#include "cuda/whole_lattice/active_chunk.cuh"
+#include "cuda/whole_lattice/active_ops.cuh"
 
 namespace pruned_rnnt::cuda {
 namespace {

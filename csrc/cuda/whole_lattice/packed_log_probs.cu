@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "contracts/joiner.h"
-#include "cuda/joiner/active_ops.cuh"
-#include "cuda/joiner/arriving.cuh"
-#include "cuda/joiner/grouped_products.cuh"
+#include "cuda/whole_lattice/active_ops.cuh"
+#include "cuda/whole_lattice/arriving.cuh"
+#include "cuda/whole_lattice/grouped_products.cuh"
 
 namespace pruned_rnnt::cuda {
 namespace {

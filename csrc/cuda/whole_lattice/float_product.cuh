@@ -25,7 +25,7 @@
 //   +----+----+
 #pragma once
 
-#include "cuda/common/product_operand.cuh"
+#include "cuda/whole_lattice/product_operand.cuh"
 
 namespace pruned_rnnt::cuda {
 

@@ -17,7 +17,7 @@
 // Axes: R rows, m and n columns of a result, k elements of a sum, G blocks of the rows.
 #pragma once
 
-#include "cuda/common/float_product.cuh"
+#include "cuda/whole_lattice/float_product.cuh"
 
 namespace pruned_rnnt::cuda {
 

@@ -6,7 +6,7 @@
 
 #include "contracts/joiner.h"
 #include "cuda/common/vector_access.cuh"
-#include "cuda/joiner/active_ops.cuh"
+#include "cuda/whole_lattice/active_ops.cuh"
 
 namespace pruned_rnnt::cuda {
 namespace {

@@ -9,7 +9,7 @@
 // Axes: N batch, T frames, S columns, R rows, K chunks, G blocks of the rows of a chunk.
 #include "contracts/joiner.h"
 #include "cuda/common/arithmetic.cuh"
-#include "cuda/joiner/active_ops.cuh"
+#include "cuda/whole_lattice/active_ops.cuh"
 #include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
