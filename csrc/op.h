@@ -1,6 +1,8 @@
 // Host functions of ops, which take views, as kernels that torch calls with tensors.
 #pragma once
 
+#include <tuple>
+
 #include "arguments.h"
 
 namespace pruned_rnnt {
@@ -54,15 +56,69 @@ inline Arguments::Item item_of(const std::optional<std::vector<Tensor>>& x) {
 }
 
 // Returns the device of the arguments, which is of that type.
-template <typename... Seen>
+template <typename Flat>
 Device checked_device(const char* op, void (*contract)(Arguments&), int32_t device_type,
-                      const Seen&... arguments) {
-  const Arguments::Item items[] = {item_of(arguments)...};
-  Arguments in(op, items, sizeof...(Seen), device_type);
-  contract(in);
-  in.finish();
-  return in.device();
+                      const Flat& flat) {
+  const auto check = [&](const auto&... seen) {
+    const Arguments::Item items[] = {item_of(seen)...};
+    Arguments in(op, items, sizeof...(seen), device_type);
+    contract(in);
+    in.finish();
+    return in.device();
+  };
+  return std::apply([&](const auto&... arguments) { return check(seen_by_contract(arguments)...); },
+                    flat);
 }
+
+// The types in the schema of a host function's parameter: its own, or those of the consecutive
+// arguments that are the fields of a struct with `Fields`.
+template <typename parameter, typename = void>
+struct FieldsOf {
+  using type = std::tuple<parameter>;
+};
+template <typename group>
+struct FieldsOf<const group&, std::void_t<typename group::Fields>> {
+  using type = typename group::Fields;
+};
+
+// Calls host_code(leading..., parameters...) with the parameters made of the arguments `flat`.
+template <typename... Parameters>
+struct Gather {
+  using Fields = decltype(std::tuple_cat(std::declval<typename FieldsOf<Parameters>::type>()...));
+
+  template <typename HostCode, typename Flat, typename... Leading>
+  static void call(HostCode host_code, const Flat& flat, const Leading&... leading) {
+    call(std::index_sequence_for<Parameters...>(), host_code, flat, leading...);
+  }
+
+ private:
+  static constexpr size_t kCounts[] = {std::tuple_size_v<typename FieldsOf<Parameters>::type>...};
+  static constexpr size_t first_field(size_t parameter) {
+    return parameter == 0 ? 0 : first_field(parameter - 1) + kCounts[parameter - 1];
+  }
+  template <size_t... i, typename HostCode, typename Flat, typename... Leading>
+  static void call(std::index_sequence<i...>, HostCode host_code, const Flat& flat,
+                   const Leading&... leading) {
+    host_code(leading..., gathered<Parameters, first_field(i)>(
+                              flat, std::make_index_sequence<kCounts[i]>())...);
+  }
+  template <typename parameter, size_t first, typename Flat, size_t... i>
+  static std::decay_t<parameter> gathered(const Flat& flat, std::index_sequence<i...>) {
+    return {std::get<first + i>(flat)...};
+  }
+};
+
+// Op::run with the arguments, of the types Fields, as torch passes them.
+template <typename Op, typename Fields>
+struct Boxed;
+
+template <typename Op, typename... fields>
+struct Boxed<Op, std::tuple<fields...>> {
+  static void call(typename Passed<fields>::type... arguments) {
+    Op::run(std::tuple<decltype(Passed<fields>::unwrapped(arguments))...>(
+        Passed<fields>::unwrapped(arguments)...));
+  }
+};
 
 // Calls host_code(arguments...) if they fulfil the contract.
 template <typename Name, void (*contract)(Arguments&), auto host_code>
@@ -70,17 +126,12 @@ struct CpuOp;
 
 template <typename Name, void (*contract)(Arguments&), typename... Parameters,
           void (*host_code)(Parameters...)>
-struct CpuOp<Name, contract, host_code> {
-  static void call(typename Passed<Parameters>::type... arguments) {
-    run(Passed<Parameters>::unwrapped(arguments)...);
-  }
-
- private:
-  template <typename... Unwrapped>
-  static void run(const Unwrapped&... arguments) {
-    checked_device(Name::value, contract, aoti_torch_device_type_cpu(),
-                   seen_by_contract(arguments)...);
-    host_code(arguments...);
+struct CpuOp<Name, contract, host_code>
+    : Boxed<CpuOp<Name, contract, host_code>, typename Gather<Parameters...>::Fields> {
+  template <typename Flat>
+  static void run(const Flat& flat) {
+    checked_device(Name::value, contract, aoti_torch_device_type_cpu(), flat);
+    Gather<Parameters...>::call(host_code, flat);
   }
 };
 

@@ -5,32 +5,41 @@
 #pragma once
 
 #include <limits>
+#include <tuple>
 
 #include "fast_divmod.h"
-#include "stable.h"
+#include "view.h"
 
 namespace pruned_rnnt {
 
+// The arguments of ops that say where the nodes are; contracts::LatticeRows compares them.
+struct LatticeRows {
+  using Fields = std::tuple<const View&, const View&, const OptionalView&, const OptionalView&,
+                            int64_t, int64_t>;
+
+  View logit_lengths, target_lengths;
+  OptionalView start, row_splits;
+  int64_t T, S;
+};
+
 struct RowGeometry {
   // most_symbols: the largest valid U_n; the lattice's columns limit it, too.
-  template <typename Array>
-  RowGeometry(const Array& logit_lengths, const Array& target_lengths,
-              const std::optional<Array>& start, const std::optional<Array>& row_splits, int64_t T,
-              int64_t S, int64_t most_symbols = std::numeric_limits<int32_t>::max())
-      : logit_lengths(data_of<int32_t>(logit_lengths)),
-        target_lengths(data_of<int32_t>(target_lengths)),
-        start(data_or_null<int32_t>(start)),
-        row_splits(data_or_null<int64_t>(row_splits)),
-        N(int32_t(logit_lengths.size(0))),
-        T(int32_t(T)),
-        S(int32_t(S)),
+  explicit RowGeometry(const LatticeRows& lattice,
+                       int64_t most_symbols = std::numeric_limits<int32_t>::max())
+      : logit_lengths(data_of<int32_t>(lattice.logit_lengths)),
+        target_lengths(data_of<int32_t>(lattice.target_lengths)),
+        start(data_or_null<int32_t>(lattice.start)),
+        row_splits(data_or_null<int64_t>(lattice.row_splits)),
+        N(int32_t(lattice.logit_lengths.size(0))),
+        T(int32_t(lattice.T)),
+        S(int32_t(lattice.S)),
         most_symbols(int32_t(most_symbols)),
         // With packed rows T may be an upper bound, and the product is not used.
-        utterance_rows(this->row_splits ? 1 : T * S),
-        by_columns(uint32_t(S > 0 ? S : 1)),
+        utterance_rows(row_splits ? 1 : lattice.T * lattice.S),
+        by_columns(uint32_t(lattice.S > 0 ? lattice.S : 1)),
         by_utterance(uint32_t(utterance_rows > 0 ? utterance_rows : 1)) {
-    if (this->start == nullptr && most_symbols > S - 1) {
-      this->most_symbols = int32_t(S - 1);
+    if (start == nullptr && most_symbols > lattice.S - 1) {
+      this->most_symbols = int32_t(lattice.S - 1);
     }
   }
 

@@ -28,10 +28,9 @@ void gradient_row(const real* logits, const real* occupancy, int64_t K, real cla
 }
 
 void duration_gradient(const View& grad_loss, const View& duration_logits, const View& gd,
-                       const View& logit_lengths, const View& target_lengths,
-                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                       int64_t S, int64_t row_begin, double clamp, const View& grad) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+                       const LatticeRows& lattice, int64_t row_begin, double clamp,
+                       const View& grad) {
+  const RowGeometry geometry(lattice);
   const int64_t rows = grad.size(0), K = grad.size(1), stride = grad.stride(0);
   dispatch_floating(grad.scalar_type(), "duration_gradient", [&](auto zero) {
     using scalar = decltype(zero);

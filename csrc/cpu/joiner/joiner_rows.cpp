@@ -34,12 +34,9 @@ struct GradientRow {
   }
 };
 
-void joiner_rows(const View& am, const View& lm, const View& logit_lengths,
-                 const View& target_lengths, const OptionalView& start,
-                 const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
+void joiner_rows(const View& am, const View& lm, const LatticeRows& lattice, int64_t row_begin,
                  int64_t activation, const View& hidden) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             lm.size(1) - 1);
+  const RowGeometry geometry(lattice, lm.size(1) - 1);
   const int64_t rows = hidden.size(0), D = hidden.size(1);
   const int64_t frames = am.size(1), positions = lm.size(1);
   dispatch_floating(am.scalar_type(), "joiner_rows", [&](auto zero) {
@@ -113,12 +110,10 @@ struct Backward {
 // Assigns the frames of this chunk of rows in grad_am, and adds the chunk's share to grad_lm. A
 // task is a slice of D of one utterance and takes its rows in order, so that sums do not depend on
 // the number of threads.
-void joiner_rows_backward(const View& grad_hidden, const View& hidden, const View& logit_lengths,
-                          const View& target_lengths, const OptionalView& start,
-                          const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
-                          int64_t activation, const View& grad_am, const View& grad_lm) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             grad_lm.size(1) - 1);
+void joiner_rows_backward(const View& grad_hidden, const View& hidden, const LatticeRows& lattice,
+                          int64_t row_begin, int64_t activation, const View& grad_am,
+                          const View& grad_lm) {
+  const RowGeometry geometry(lattice, grad_lm.size(1) - 1);
   const int64_t row_end = row_begin + hidden.size(0), D = hidden.size(1);
   if (row_begin == row_end) return;
   const int64_t first_utterance = geometry.utterance_of(row_begin);

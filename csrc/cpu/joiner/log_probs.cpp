@@ -39,13 +39,10 @@ real sigmoid(real x) {
   return 1 / (1 + std::exp(-x));
 }
 
-void log_probs(const View& logits, const View& targets, const View& logit_lengths,
-               const View& target_lengths, const OptionalView& start,
-               const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
-               int64_t blank, int64_t mode_number, const View& px, const View& py,
-               const View& lse) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             targets.size(1));
+void log_probs(const View& logits, const View& targets, const LatticeRows& lattice,
+               int64_t row_begin, int64_t blank, int64_t mode_number, const View& px,
+               const View& py, const View& lse) {
+  const RowGeometry geometry(lattice, targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
   const SymbolTable symbols(targets, V, blank);
   const LogitMode mode = static_cast<LogitMode>(mode_number);
@@ -113,13 +110,10 @@ void gradient_row(const scalar* x, int64_t V, int64_t blank, int32_t target, Log
 }
 
 void log_probs_backward(const View& grad_loss, const View& logits, const View& lse, const View& gx,
-                        const View& gy, const View& targets, const View& logit_lengths,
-                        const View& target_lengths, const OptionalView& start,
-                        const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
-                        int64_t blank, int64_t mode, double fastemit_lambda, double clamp,
-                        const View& grad_logits) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             targets.size(1));
+                        const View& gy, const View& targets, const LatticeRows& lattice,
+                        int64_t row_begin, int64_t blank, int64_t mode, double fastemit_lambda,
+                        double clamp, const View& grad_logits) {
+  const RowGeometry geometry(lattice, targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1);
   const SymbolTable symbols(targets, V, blank);
   const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);

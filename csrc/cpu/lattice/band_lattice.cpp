@@ -101,12 +101,10 @@ void run_lattices(const RowGeometry& geometry, double delay_penalty, const Array
   });
 }
 
-void band_lattice(const View& px, const View& py, const View& logit_lengths,
-                  const View& target_lengths, const OptionalView& start,
-                  const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
+void band_lattice(const View& px, const View& py, const LatticeRows& lattice, int64_t rnnt_type,
                   double delay_penalty, const View&, const View& total, const View& gx,
                   const View& gy) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const RowGeometry geometry(lattice);
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);
     const Arrays<real> arrays{data_of<real>(px), data_of<real>(py), mutable_data_of<real>(total),

@@ -42,12 +42,11 @@ double run_utterance(const TdtUtterance<real>& lattice, TdtScratch& scratch) {
 }
 
 void tdt_lattice(const View& px, const View& py, const View& duration_logits,
-                 const View& logit_lengths, const View& target_lengths, const OptionalView& start,
-                 const OptionalView& row_splits, int64_t T, int64_t S,
-                 std::vector<int64_t> durations, double sigma, double delay_penalty,
-                 bool multi_blank, int64_t symbols, const View& work, const View& total,
-                 const View& gx, const View& gy, const View& stay, const View& gd) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, symbols);
+                 const LatticeRows& lattice, std::vector<int64_t> durations, double sigma,
+                 double delay_penalty, bool multi_blank, int64_t symbols, const View& work,
+                 const View& total, const View& gx, const View& gy, const View& stay,
+                 const View& gd) {
+  const RowGeometry geometry(lattice, symbols);
   const int64_t K = static_cast<int64_t>(durations.size());
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
     using real = decltype(zero);
@@ -55,24 +54,24 @@ void tdt_lattice(const View& px, const View& py, const View& duration_logits,
       TdtScratch scratch;
       for (int64_t n = begin; n < end; ++n) {
         const int64_t first = geometry.first_row_of(n);
-        const TdtUtterance<real> lattice{geometry,
-                                         durations,
-                                         data_of<real>(px) + first,
-                                         data_of<real>(py) + first,
-                                         data_of<real>(duration_logits) + first * K,
-                                         mutable_data_of<real>(work) + first * 2 * K,
-                                         mutable_data_of<real>(gx) + first,
-                                         mutable_data_of<real>(gy) + first,
-                                         mutable_data_of<real>(stay) + first,
-                                         mutable_data_of<real>(gd) + first * K,
-                                         n,
-                                         geometry.frames_of(n),
-                                         geometry.target_lengths[n],
-                                         geometry.width_of(n),
-                                         sigma,
-                                         delay_penalty,
-                                         multi_blank};
-        mutable_data_of<real>(total)[n] = static_cast<real>(run_utterance(lattice, scratch));
+        const TdtUtterance<real> utterance{geometry,
+                                           durations,
+                                           data_of<real>(px) + first,
+                                           data_of<real>(py) + first,
+                                           data_of<real>(duration_logits) + first * K,
+                                           mutable_data_of<real>(work) + first * 2 * K,
+                                           mutable_data_of<real>(gx) + first,
+                                           mutable_data_of<real>(gy) + first,
+                                           mutable_data_of<real>(stay) + first,
+                                           mutable_data_of<real>(gd) + first * K,
+                                           n,
+                                           geometry.frames_of(n),
+                                           geometry.target_lengths[n],
+                                           geometry.width_of(n),
+                                           sigma,
+                                           delay_penalty,
+                                           multi_blank};
+        mutable_data_of<real>(total)[n] = static_cast<real>(run_utterance(utterance, scratch));
       }
     });
   });

@@ -13,18 +13,13 @@ struct DeviceOp;
 
 template <typename Name, void (*contract)(Arguments&), typename... Parameters,
           void (*host_code)(const Launcher&, Parameters...)>
-struct DeviceOp<Name, contract, host_code> {
-  static void call(typename Passed<Parameters>::type... arguments) {
-    run(Passed<Parameters>::unwrapped(arguments)...);
-  }
-
- private:
-  template <typename... Unwrapped>
-  static void run(const Unwrapped&... arguments) {
-    const Device device = checked_device(Name::value, contract, aoti_torch_device_type_cuda(),
-                                         seen_by_contract(arguments)...);
-    const Launcher launch(device.index);
-    host_code(launch, arguments...);
+struct DeviceOp<Name, contract, host_code>
+    : Boxed<DeviceOp<Name, contract, host_code>, typename Gather<Parameters...>::Fields> {
+  template <typename Flat>
+  static void run(const Flat& flat) {
+    const Launcher launch(
+        checked_device(Name::value, contract, aoti_torch_device_type_cuda(), flat).index);
+    Gather<Parameters...>::call(host_code, flat, launch);
   }
 };
 

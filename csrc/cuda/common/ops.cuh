@@ -2,9 +2,24 @@
 // files of the same names.
 #pragma once
 
+#include <vector>
+
 #include "cuda/common/device_op.cuh"
+#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
+
+// The options of a joiner and its output layer that the ops over whole lattices take.
+struct JoinerOptions {
+  using Fields = std::tuple<std::vector<int64_t>, int64_t, bool, int64_t, int64_t, int64_t, int64_t,
+                            int64_t, double, double, double>;
+
+  std::vector<int64_t> chunk_offsets;
+  int64_t hidden_rows;
+  bool counts_rows;
+  int64_t vocabulary, activation, blank, mode, rnnt_type;
+  double delay_penalty, fastemit_lambda, clamp;
+};
 
 struct ExpRows {
   View x, lengths;
@@ -42,11 +57,9 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
                      double am_only_scale, double fastemit_lambda, const View& grad_am,
                      const View& grad_lm);
 
-void band_lattice(const Launcher& launch, const View& px, const View& py, const View& logit_lengths,
-                  const View& target_lengths, const OptionalView& start,
-                  const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
-                  double delay_penalty, const View& work, const View& total, const View& gx,
-                  const View& gy);
+void band_lattice(const Launcher& launch, const View& px, const View& py,
+                  const LatticeRows& lattice, int64_t rnnt_type, double delay_penalty,
+                  const View& work, const View& total, const View& gx, const View& gy);
 
 void prune_bounds(const Launcher& launch, const View& gx, const View& gy, const View& logit_lengths,
                   const View& target_lengths, int64_t s_range, int64_t rnnt_type,
@@ -57,27 +70,21 @@ void prune_bounds_exact(const Launcher& launch, const View& gx, const View& gy,
                         int64_t rnnt_type, const View& scratch, const View& start);
 
 void log_probs(const Launcher& launch, const View& logits, const View& targets,
-               const View& logit_lengths, const View& target_lengths, const OptionalView& start,
-               const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
-               int64_t blank, int64_t mode_number, const View& px, const View& py, const View& lse);
+               const LatticeRows& lattice, int64_t row_begin, int64_t blank, int64_t mode_number,
+               const View& px, const View& py, const View& lse);
 
 void log_probs_backward(const Launcher& launch, const View& grad_loss, const View& logits,
                         const View& lse, const View& gx, const View& gy, const View& targets,
-                        const View& logit_lengths, const View& target_lengths,
-                        const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                        int64_t S, int64_t row_begin, int64_t blank, int64_t mode_number,
-                        double fastemit_lambda, double clamp, const View& grad_logits);
+                        const LatticeRows& lattice, int64_t row_begin, int64_t blank,
+                        int64_t mode_number, double fastemit_lambda, double clamp,
+                        const View& grad_logits);
 
-void joiner_rows(const Launcher& launch, const View& am, const View& lm, const View& logit_lengths,
-                 const View& target_lengths, const OptionalView& start,
-                 const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
-                 int64_t activation, const View& hidden);
+void joiner_rows(const Launcher& launch, const View& am, const View& lm, const LatticeRows& lattice,
+                 int64_t row_begin, int64_t activation, const View& hidden);
 
 void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const View& hidden,
-                          const View& logit_lengths, const View& target_lengths,
-                          const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                          int64_t S, int64_t row_begin, int64_t activation, const View& grad_am,
-                          const View& grad_lm);
+                          const LatticeRows& lattice, int64_t row_begin, int64_t activation,
+                          const View& grad_am, const View& grad_lm);
 
 // Sums of the first columns of x, as many as `sums` has elements, through `partial`; assigned to
 // `sums` or added.

@@ -5,15 +5,9 @@
 #include <vector>
 
 #include "cuda/common/device_op.cuh"
+#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
-
-// Where a lattice's nodes are; start and row_splits as in ops.cuh.
-struct TdtRowsOf {
-  View logit_lengths, target_lengths;
-  OptionalView start, row_splits;
-  int64_t T, S, symbols;
-};
 
 struct TdtSumsOf {
   View total, gx, gy, stay, gd;
@@ -24,12 +18,12 @@ enum class DurationScores { kLogits, kLogProbs, kBlanks };
 
 // tdt_lattice.
 void tdt_recursion(const Launcher& launch, const View& px, const View& py, const View& durations,
-                   DurationScores scores, const TdtRowsOf& rows, const std::vector<int64_t>& table,
-                   double sigma, double delay_penalty, const View& work, const TdtSumsOf& sums);
+                   DurationScores scores, const LatticeRows& lattice, int64_t symbols,
+                   const std::vector<int64_t>& table, double sigma, double delay_penalty,
+                   const View& work, const TdtSumsOf& sums);
 
 void duration_gradient(const Launcher& launch, const View& grad_loss, const View& duration_logits,
-                       const View& gd, const View& logit_lengths, const View& target_lengths,
-                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                       int64_t S, int64_t row_begin, double clamp, const View& grad);
+                       const View& gd, const LatticeRows& lattice, int64_t row_begin, double clamp,
+                       const View& grad);
 
 }  // namespace pruned_rnnt::cuda

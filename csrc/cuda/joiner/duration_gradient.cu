@@ -45,12 +45,11 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void duration_gradient(const Launcher& launch, const View& grad_loss, const View& duration_logits,
-                       const View& gd, const View& logit_lengths, const View& target_lengths,
-                       const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                       int64_t S, int64_t row_begin, double clamp, const View& grad) {
+                       const View& gd, const LatticeRows& lattice, int64_t row_begin, double clamp,
+                       const View& grad) {
   const int64_t rows = grad.size(0);
   if (rows == 0) return;
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const RowGeometry geometry(lattice);
   dispatch_floating(grad.scalar_type(), "duration_gradient", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;

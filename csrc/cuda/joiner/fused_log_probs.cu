@@ -23,41 +23,39 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void fused_log_probs(const Launcher& launch, const View& am, const View& lm, const View& weight,
-                     const View& bias, const View& targets, const View& logit_lengths,
-                     const View& target_lengths, const OptionalView& start,
-                     const OptionalView& row_splits, int64_t T, int64_t S,
-                     std::vector<int64_t> chunk_offsets, int64_t, bool counts_rows, int64_t V,
-                     int64_t activation, int64_t blank, int64_t mode, int64_t, double, double,
-                     double, const View& hidden, const View& logits, const View& px, const View& py,
-                     const View& lse, const OptionalView& duration_logits) {
+                     const View& bias, const View& targets, const LatticeRows& lattice,
+                     const JoinerOptions& options, const View& hidden, const View& logits,
+                     const View& px, const View& py, const View& lse,
+                     const OptionalView& duration_logits) {
   const int64_t D = hidden.size(1), columns = logits.size(1);
   const auto first_of = [](const View& rows, int64_t count, int64_t columns) {
     return View(rows.data_ptr(), rows.scalar_type(), 2, {count, columns}, {rows.stride(0), 1});
   };
   // The chunk of the first rows comes last: the backward pass begins with it.
-  for (size_t chunk = chunk_offsets.size(); --chunk > 0;) {
-    const int64_t begin = chunk_offsets[chunk - 1], count = chunk_offsets[chunk] - begin;
+  for (size_t chunk = options.chunk_offsets.size(); --chunk > 0;) {
+    const int64_t begin = options.chunk_offsets[chunk - 1],
+                  count = options.chunk_offsets[chunk] - begin;
     if (count == 0) continue;
-    joiner_rows(launch, am, lm, logit_lengths, target_lengths, start, row_splits, T, S, begin,
-                activation, first_of(hidden, count, D));
-    if (counts_rows) {
+    joiner_rows(launch, am, lm, lattice, begin, options.activation, first_of(hidden, count, D));
+    if (options.counts_rows) {
       const View transposed(weight.data_ptr(), weight.scalar_type(), 2, {D, columns}, {1, D});
-      const View total(mutable_data_of<int64_t>(*row_splits) + row_splits->size(0) - 1,
-                       row_splits->scalar_type(), 0, {}, {});
+      const View total(
+          mutable_data_of<int64_t>(*lattice.row_splits) + lattice.row_splits->size(0) - 1,
+          lattice.row_splits->scalar_type(), 0, {}, {});
       counted_rows_product(launch, first_of(hidden, count, D), transposed, bias, total, begin,
                            first_of(logits, count, columns));
     } else {
       launch.blas().multiply_add_bias(matrix_of(logits), bias, matrix_of(hidden),
                                       matrix_of(weight).t(), count, columns, D);
     }
-    log_probs(launch, first_of(logits, count, V), targets, logit_lengths, target_lengths, start,
-              row_splits, T, S, begin, blank, mode, px, py, lse);
+    log_probs(launch, first_of(logits, count, options.vocabulary), targets, lattice, begin,
+              options.blank, options.mode, px, py, lse);
     if (!duration_logits.has_value()) continue;
     const int64_t K = duration_logits->size(1);
     dispatch_floating(logits.scalar_type(), "fused_log_probs", [&](auto zero) {
       using scalar = decltype(zero);
       launch(widen_columns_kernel<scalar>, uint32_t((count * K + kThreads - 1) / kThreads),
-             kThreads, 0, data_of<scalar>(logits) + V, columns, count, int32_t(K),
+             kThreads, 0, data_of<scalar>(logits) + options.vocabulary, columns, count, int32_t(K),
              mutable_data_of<acc_type<scalar>>(*duration_logits) + begin * K);
     });
   }

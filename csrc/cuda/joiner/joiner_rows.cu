@@ -35,14 +35,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void joiner_rows(const Launcher& launch, const View& am, const View& lm, const View& logit_lengths,
-                 const View& target_lengths, const OptionalView& start,
-                 const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
-                 int64_t activation, const View& hidden) {
+void joiner_rows(const Launcher& launch, const View& am, const View& lm, const LatticeRows& lattice,
+                 int64_t row_begin, int64_t activation, const View& hidden) {
   const int64_t rows = hidden.size(0), D = hidden.size(1);
   if (rows == 0) return;
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             lm.size(1) - 1);
+  const RowGeometry geometry(lattice, lm.size(1) - 1);
   dispatch_floating(am.scalar_type(), "joiner_rows", [&](auto zero) {
     using scalar = decltype(zero);
     int widest = widest_vector<scalar>(hidden.data_ptr(), D);

@@ -170,13 +170,11 @@ void run_two_passes(const Launcher& launch, const RowGeometry& geometry,
 }  // namespace
 
 void joiner_rows_backward(const Launcher& launch, const View& grad_hidden, const View& hidden,
-                          const View& logit_lengths, const View& target_lengths,
-                          const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                          int64_t S, int64_t row_begin, int64_t activation, const View& grad_am,
-                          const View& grad_lm) {
+                          const LatticeRows& lattice, int64_t row_begin, int64_t activation,
+                          const View& grad_am, const View& grad_lm) {
   const int64_t rows = hidden.size(0), D = hidden.size(1), columns = grad_lm.size(1);
   if (rows == 0 || D == 0) return;
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, columns - 1);
+  const RowGeometry geometry(lattice, columns - 1);
   const JoinerSizes sizes{row_begin, rows, int32_t(grad_am.size(1)), int32_t(columns), int32_t(D)};
   dispatch_floating(hidden.scalar_type(), "joiner_rows_backward", [&](auto zero) {
     using scalar = decltype(zero);

@@ -231,14 +231,11 @@ __global__ void __launch_bounds__(kRowThreads)
 }  // namespace
 
 void log_probs(const Launcher& launch, const View& logits, const View& targets,
-               const View& logit_lengths, const View& target_lengths, const OptionalView& start,
-               const OptionalView& row_splits, int64_t T, int64_t S, int64_t row_begin,
-               int64_t blank, int64_t mode_number, const View& px, const View& py,
-               const View& lse) {
+               const LatticeRows& lattice, int64_t row_begin, int64_t blank, int64_t mode_number,
+               const View& px, const View& py, const View& lse) {
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
   if (rows == 0) return;
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             targets.size(1));
+  const RowGeometry geometry(lattice, targets.size(1));
   const SymbolTable symbols(targets, V, blank);
   const LogitMode mode = static_cast<LogitMode>(mode_number);
   dispatch_floating(logits.scalar_type(), "log_probs", [&](auto zero) {

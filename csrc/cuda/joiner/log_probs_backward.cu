@@ -99,15 +99,12 @@ __global__ void __launch_bounds__(kShortThreads)
 
 void log_probs_backward(const Launcher& launch, const View& grad_loss, const View& logits,
                         const View& lse, const View& gx, const View& gy, const View& targets,
-                        const View& logit_lengths, const View& target_lengths,
-                        const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                        int64_t S, int64_t row_begin, int64_t blank, int64_t mode,
+                        const LatticeRows& lattice, int64_t row_begin, int64_t blank, int64_t mode,
                         double fastemit_lambda, double clamp, const View& grad_logits) {
   const int64_t V = logits.size(1), columns = grad_logits.size(1), rows = logits.size(0);
   const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);
   if (rows == 0) return;
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             targets.size(1));
+  const RowGeometry geometry(lattice, targets.size(1));
   const SymbolTable symbols(targets, V, blank);
   dispatch_floating(logits.scalar_type(), "log_probs_backward", [&](auto zero) {
     using scalar = decltype(zero);

@@ -43,12 +43,10 @@ constexpr int kUsualColumns = 5, kSegmentColumns = 8;
 
 }  // namespace
 
-void band_lattice(const Launcher& launch, const View& px, const View& py, const View& logit_lengths,
-                  const View& target_lengths, const OptionalView& start,
-                  const OptionalView& row_splits, int64_t T, int64_t S, int64_t rnnt_type,
-                  double delay_penalty, const View& work, const View& total, const View& gx,
-                  const View& gy) {
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+void band_lattice(const Launcher& launch, const View& px, const View& py,
+                  const LatticeRows& lattice, int64_t rnnt_type, double delay_penalty,
+                  const View& work, const View& total, const View& gx, const View& gy) {
+  const RowGeometry geometry(lattice);
   if (geometry.N == 0) return;
   dispatch_accumulator(px.scalar_type(), "band_lattice", [&](auto zero) {
     using real = decltype(zero);
@@ -56,14 +54,15 @@ void band_lattice(const Launcher& launch, const View& px, const View& py, const 
         data_of<real>(px),         data_of<real>(py),         mutable_data_of<real>(total),
         mutable_data_of<real>(gx), mutable_data_of<real>(gy), mutable_data_of<real>(work)};
     const real delay = static_cast<real>(delay_penalty);
-    if (geometry.start == nullptr || S > kSegmentColumns) {
+    if (geometry.start == nullptr || lattice.S > kSegmentColumns) {
       row_lattice(launch, geometry, px.numel(), rnnt_type, delay, arrays);
       return;
     }
     dispatch_topology(rnnt_type, [&](auto topology_constant) {
       constexpr Topology topology = decltype(topology_constant)::value;
-      const auto kernel = S <= kUsualColumns ? narrow_band_kernel<real, topology, kUsualColumns>
-                                             : narrow_band_kernel<real, topology, kSegmentColumns>;
+      const auto kernel = lattice.S <= kUsualColumns
+                              ? narrow_band_kernel<real, topology, kUsualColumns>
+                              : narrow_band_kernel<real, topology, kSegmentColumns>;
       launch(kernel, uint32_t(geometry.N), kSegmentThreads, 0, geometry, px.numel(), delay, arrays);
     });
   });

@@ -161,11 +161,10 @@ constexpr int kUsualDurations = 5;
 }  // namespace
 
 void tdt_recursion(const Launcher& launch, const View& px, const View& py, const View& durations,
-                   DurationScores scores, const TdtRowsOf& rows,
+                   DurationScores scores, const LatticeRows& lattice, int64_t symbols,
                    const std::vector<int64_t>& table_of, double sigma, double delay_penalty,
                    const View& work, const TdtSumsOf& sums) {
-  const RowGeometry geometry(rows.logit_lengths, rows.target_lengths, rows.start, rows.row_splits,
-                             rows.T, rows.S, rows.symbols);
+  const RowGeometry geometry(lattice, symbols);
   if (geometry.N == 0) return;
   DurationTable table{};
   table.count = int32_t(table_of.size());
@@ -178,9 +177,9 @@ void tdt_recursion(const Launcher& launch, const View& px, const View& py, const
   }
   // Blanks of several durations have symbols of duration 0 alone, the first.
   table.symbol_count = scores == DurationScores::kBlanks ? 1 : table.count;
-  STD_TORCH_CHECK(work.numel() >= tdt_elements(px.numel(), geometry.N, rows.symbols, table.count,
-                                               table.longest),
-                  "tdt_lattice: work has ", work.numel(), " elements, which are too few");
+  STD_TORCH_CHECK(
+      work.numel() >= tdt_elements(px.numel(), geometry.N, symbols, table.count, table.longest),
+      "tdt_lattice: work has ", work.numel(), " elements, which are too few");
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
     using real = decltype(zero);
     real* const pairs = mutable_data_of<real>(work);
@@ -195,7 +194,7 @@ void tdt_recursion(const Launcher& launch, const View& px, const View& py, const
                                  mutable_data_of<real>(sums.stay),
                                  mutable_data_of<real>(sums.gd),
                                  px.numel(),
-                                 rows.symbols,
+                                 symbols,
                                  scores != DurationScores::kLogits,
                                  static_cast<real>(sigma),
                                  static_cast<real>(delay_penalty)};
@@ -208,15 +207,13 @@ void tdt_recursion(const Launcher& launch, const View& px, const View& py, const
 }
 
 void tdt_lattice(const Launcher& launch, const View& px, const View& py,
-                 const View& duration_logits, const View& logit_lengths, const View& target_lengths,
-                 const OptionalView& start, const OptionalView& row_splits, int64_t T, int64_t S,
+                 const View& duration_logits, const LatticeRows& lattice,
                  std::vector<int64_t> durations, double sigma, double delay_penalty,
                  bool multi_blank, int64_t symbols, const View& work, const View& total,
                  const View& gx, const View& gy, const View& stay, const View& gd) {
-  const TdtRowsOf rows{logit_lengths, target_lengths, start, row_splits, T, S, symbols};
   const auto scores = multi_blank ? DurationScores::kBlanks : DurationScores::kLogits;
-  tdt_recursion(launch, px, py, duration_logits, scores, rows, durations, sigma, delay_penalty,
-                work, {total, gx, gy, stay, gd});
+  tdt_recursion(launch, px, py, duration_logits, scores, lattice, symbols, durations, sigma,
+                delay_penalty, work, {total, gx, gy, stay, gd});
 }
 
 PRUNED_RNNT_CUDA_OP(tdt_lattice)

@@ -115,8 +115,7 @@ void PrunedStep::project(const View& x, Layer layer, const View& out) const {
 // Hidden rows and logits of a chunk, from row `begin` on.
 void PrunedStep::chunk_logits(const View& start, int64_t begin, int64_t count) const {
   const View hidden = rows_of(work.hidden, 0, count);
-  joiner_rows(launch, am, lm, logit_lengths, target_lengths, start, row_splits, s.T, s.S, begin,
-              s.activation, hidden);
+  joiner_rows(launch, am, lm, band(start), begin, s.activation, hidden);
   launch.blas().multiply_add_bias(matrix_of(work.logits), saved.bias[kOutput], matrix_of(hidden),
                                   matrix_of(saved.weight[kOutput]).t(), count, s.padded_O, s.D);
 }
@@ -142,8 +141,8 @@ void PrunedStep::simple_loss(const View& encoder, const View& predictor, const V
   if (s.is_tdt()) {
     tdt_simple_lattice(gx, gy, tdt);
   } else {
-    band_lattice(launch, work.px, work.py, logit_lengths, target_lengths, none, none, s.T, s.W,
-                 s.rnnt_type, s.delay_penalty, work.lattice_work, part_of(saved.totals, 0), gx, gy);
+    band_lattice(launch, work.px, work.py, whole(), s.rnnt_type, s.delay_penalty, work.lattice_work,
+                 part_of(saved.totals, 0), gx, gy);
   }
   const View &emits = s.is_tdt() ? work.stayed : gx, &blanks = s.is_tdt() ? work.left : gy;
   if (s.exact_bounds) {
@@ -178,15 +177,13 @@ void PrunedStep::pruned_loss(const View& start, const TdtPart& tdt) const {
   for (int64_t begin = 0; begin < s.rows; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, s.rows - begin);
     chunk_logits(start, begin, count);
-    log_probs(launch, rows_of(work.logits, 0, count, s.V), targets, logit_lengths, target_lengths,
-              start, row_splits, s.T, s.S, begin, s.blank, s.mode, work.band_px, work.band_py,
-              saved.lse);
+    log_probs(launch, rows_of(work.logits, 0, count, s.V), targets, band(start), begin, s.blank,
+              s.mode, work.band_px, work.band_py, saved.lse);
     if (s.is_tdt()) tdt_chunk_durations(begin, count);
   }
   if (s.is_tdt()) return tdt_band_lattice(start, tdt);
-  band_lattice(launch, work.band_px, work.band_py, logit_lengths, target_lengths, start, row_splits,
-               s.T, s.S, s.rnnt_type, s.delay_penalty, work.band_work, part_of(saved.totals, 1),
-               saved.gx, saved.gy);
+  band_lattice(launch, work.band_px, work.band_py, band(start), s.rnnt_type, s.delay_penalty,
+               work.band_work, part_of(saved.totals, 1), saved.gx, saved.gy);
 }
 
 namespace {

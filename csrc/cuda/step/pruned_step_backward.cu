@@ -24,9 +24,8 @@ void PrunedStep::hidden_backward(const View& start, int64_t begin, int64_t count
       continue;
     }
     joiner_rows_backward(launch, rows_of(work.grad_hidden, 0, done - from),
-                         rows_of(work.hidden, from, done - from), logit_lengths, target_lengths,
-                         start, row_splits, s.T, s.S, begin + from, s.activation, am,
-                         saved.lm_sums);
+                         rows_of(work.hidden, from, done - from), band(start), begin + from,
+                         s.activation, am, saved.lm_sums);
     from = done;
   }
 }
@@ -45,8 +44,8 @@ void PrunedStep::rows_backward(const View& start, const View& sums) const {
     if (add) chunk_logits(start, begin, count);
     const View padded = rows_of(work.logits, 0, count);
     log_probs_backward(launch, upstream, rows_of(work.logits, 0, count, s.V), saved.lse, saved.gx,
-                       saved.gy, targets, logit_lengths, target_lengths, start, row_splits, s.T,
-                       s.S, begin, s.blank, s.mode, s.fastemit_lambda, s.clamp, padded);
+                       saved.gy, targets, band(start), begin, s.blank, s.mode, s.fastemit_lambda,
+                       s.clamp, padded);
     if (s.is_tdt()) tdt_chunk_gradient(start, begin, count);
     launch.blas().multiply(matrix_of(sum_buffers.weight), matrix_of(padded).t(),
                            matrix_of(work.hidden), s.padded_O, s.D, count, add);

@@ -36,6 +36,11 @@ struct PrunedStep {
                     work_memory.numel());
   }
 
+  LatticeRows whole() const { return {logit_lengths, target_lengths, {}, {}, s.T, s.W}; }
+  LatticeRows band(const View& start) const {
+    return {logit_lengths, target_lengths, start, row_splits, s.T, s.S};
+  }
+
   // Forward, pruned_step.cu.
   void prologue(const View& encoder, const View& predictor, const std::vector<Tensor>& layers,
                 const View& frames, const View& symbols) const;

@@ -36,10 +36,8 @@ void PrunedStep::tdt_simple_lattice(const View& gx, const View& gy, const TdtPar
            static_cast<int32_t>(s.K), mutable_data_of<acc_type<scalar>>(work.durations));
   });
   const auto flat = [](const View& x) { return range_of(x, 0, x.numel()); };
-  const TdtRowsOf rows{logit_lengths, target_lengths, std::nullopt, std::nullopt, s.T,
-                       s.W,           s.W - 1};
   tdt_recursion(launch, flat(work.px), flat(work.py), work.durations, DurationScores::kLogProbs,
-                rows, tdt.table, s.sigma, s.delay_penalty, work.lattice_work,
+                whole(), s.W - 1, tdt.table, s.sigma, s.delay_penalty, work.lattice_work,
                 {part_of(saved.totals, 0), flat(gx), flat(gy), flat(*tdt.stay), flat(*tdt.gd)});
   tdt_window_masses(gx, gy, *tdt.stay);
 }
@@ -87,17 +85,16 @@ void PrunedStep::tdt_chunk_durations(int64_t begin, int64_t count) const {
 }
 
 void PrunedStep::tdt_band_lattice(const View& start, const TdtPart& tdt) const {
-  const TdtRowsOf rows{logit_lengths, target_lengths, start, row_splits, s.T, s.S, s.W - 1};
   tdt_recursion(launch, work.band_px, work.band_py, saved.durations, DurationScores::kLogProbs,
-                rows, tdt.table, s.sigma, s.delay_penalty, work.band_work,
+                band(start), s.W - 1, tdt.table, s.sigma, s.delay_penalty, work.band_work,
                 {part_of(saved.totals, 1), saved.gx, saved.gy, work.band_stay, saved.gd});
 }
 
 // Writes the gradient of a chunk's duration logits into their columns.
 void PrunedStep::tdt_chunk_gradient(const View& start, int64_t begin, int64_t count) const {
   const View gradient(data_at(work.logits, s.V), s.type, 2, {count, s.K}, {s.padded_O, 1});
-  duration_gradient(launch, part_of(saved.upstream, 1), saved.durations, saved.gd, logit_lengths,
-                    target_lengths, start, row_splits, s.T, s.S, begin, s.clamp, gradient);
+  duration_gradient(launch, part_of(saved.upstream, 1), saved.durations, saved.gd, band(start),
+                    begin, s.clamp, gradient);
 }
 
 }  // namespace pruned_rnnt::cuda

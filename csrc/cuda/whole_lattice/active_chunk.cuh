@@ -11,8 +11,8 @@
 //
 // Axes: N batch, T frames, U symbols, W columns of a frame, D joiner dim, V vocabulary, R rows.
 #pragma once
-#include "cuda/common/ops.cuh"
 #include "cuda/common/vector_access.cuh"
+#include "cuda/whole_lattice/active_ops.cuh"
 #include "row_geometry.h"
 
 namespace pruned_rnnt::cuda::active {
@@ -27,13 +27,12 @@ constexpr int64_t kMostBlocks = 1056;
 
 // Chunk k of the active rows.
 struct ActiveChunk {
-  ActiveChunk(const View& listed, const View& places, const View& begins, const View& utterances,
-              const View& frames, int64_t k)
-      : listed(data_of<int32_t>(listed)),
-        places(data_of<int32_t>(places)),
-        begins(data_of<int32_t>(begins) + k),
-        utterances(data_of<int32_t>(utterances) + k),
-        frames(data_of<int32_t>(frames) + k) {}
+  ActiveChunk(const ActiveLists& lists, int64_t k)
+      : listed(data_of<int32_t>(lists.listed)),
+        places(data_of<int32_t>(lists.places)),
+        begins(data_of<int32_t>(lists.begins) + k),
+        utterances(data_of<int32_t>(lists.utterances) + k),
+        frames(data_of<int32_t>(lists.frames) + k) {}
 
   RNNT_DEVICE int32_t begin() const { return begins[0]; }
   RNNT_DEVICE int32_t end() const { return begins[1]; }

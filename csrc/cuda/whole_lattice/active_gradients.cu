@@ -116,14 +116,11 @@ void zero(const Launcher& launch, const Tensor& x) {
 
 void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Tensor& am,
                       const View& lm, const Tensor& weight, const Tensor& bias, const View& targets,
-                      const View& logit_lengths, const View& target_lengths,
-                      const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                      int64_t S, std::vector<int64_t>, int64_t, bool, int64_t vocabulary,
-                      int64_t activation, int64_t blank, int64_t mode, int64_t, double,
-                      double fastemit_lambda, double clamp, const View& lse, const View& gx,
-                      const View& gy, const View& totals, int64_t chunk_rows, int64_t G, int64_t P,
-                      double left_out, const Tensor& grad_am, const Tensor& grad_lm,
-                      const OptionalTensor& grad_weight, const OptionalTensor& grad_bias) {
+                      const LatticeRows& lattice, const JoinerOptions& options, const View& lse,
+                      const View& gx, const View& gy, const View& totals, int64_t chunk_rows,
+                      int64_t G, int64_t P, double left_out, const Tensor& grad_am,
+                      const Tensor& grad_lm, const OptionalTensor& grad_weight,
+                      const OptionalTensor& grad_bias) {
   using torch::stable::new_empty;
   const int64_t R = gx.numel(), N = am.size(0), D = am.size(2), columns = weight.size(0);
   const int64_t K = (R + chunk_rows - 1) / chunk_rows, pitch = D + kBiasColumns;
@@ -142,12 +139,11 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
   const View listed = numbers(memory, used, {R}, 1), places = numbers(memory, used, {R + 1}, 1);
   const View begins = numbers(memory, used, {K + 1}, 1),
              utterances = numbers(memory, used, {K + 1}, 1);
-  const View frames = numbers(memory, used, {K + 1}, 1);
+  const ActiveLists lists{listed, places, begins, utterances, numbers(memory, used, {K + 1}, 1)};
   const View found = numbers(memory, used, {blocks, words}, 2);
-  const Tensor limits = new_empty(am, {N, T + S}, ScalarType::Float);
-  list_active_rows(launch, gx, gy, totals, logit_lengths, target_lengths, start, row_splits, T, S,
-                   fastemit_lambda, left_out, chunk_rows, View(limits), found, listed, places,
-                   begins, utterances, frames, block_ends);
+  const Tensor limits = new_empty(am, {N, lattice.T + lattice.S}, ScalarType::Float);
+  list_active_rows(launch, gx, gy, totals, lattice, options.fastemit_lambda, left_out, chunk_rows,
+                   View(limits), found, lists, block_ends);
   Arriving total(launch, view_of<1>(memory, {1}, {1}, K * G + 2 * R));
 
   // --- what the chunks add to ------------------------------------------------------------------
@@ -161,7 +157,7 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
   const View bias_sums(of_rows + of_lm, ScalarType::Float, 2, {P, columns}, {columns, 1});
   const LayerGradient weight_gradient(am, grad_weight), bias_gradient(am, grad_bias);
   // A chunk ends with the frame in which it becomes full.
-  const int64_t C = std::min(chunk_rows + S, R);
+  const int64_t C = std::min(chunk_rows + lattice.S, R);
   const Tensor hidden = new_empty(am, {C, pitch});
   const Tensor hidden_columns = view_of<2>(hidden, {C, D}, {pitch, 1});
   const Tensor layer_factor = one_group(view_of<2>(layer, {pitch, columns}, {1, pitch}));
@@ -173,13 +169,11 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
     if (k > 0 && total.known_to_end_by(k * chunk_rows)) break;
     const Tensor ends = view_of<1>(memory, {G}, {1}, k * G);
     const Tensor size = view_of<1>(memory, {1}, {1}, k * G + G - 1);
-    active_joiner_rows(launch, am_view, lm, logit_lengths, target_lengths, start, row_splits, T, S,
-                       listed, places, begins, utterances, frames, k, activation, hidden_view);
+    active_joiner_rows(launch, am_view, lm, lattice, lists, k, options.activation, hidden_view);
     const Tensor logits = grouped_product(hidden, layer_factor, size);
-    active_log_probs_backward(launch, grad_loss_view, lse, gx, gy, targets, logit_lengths,
-                              target_lengths, start, row_splits, T, S, listed, places, begins,
-                              utterances, frames, k, vocabulary, blank, mode, fastemit_lambda,
-                              clamp, View(logits), bias_sums);
+    active_log_probs_backward(launch, grad_loss_view, lse, gx, gy, targets, lattice, lists, k,
+                              options.vocabulary, options.blank, options.mode,
+                              options.fastemit_lambda, options.clamp, View(logits), bias_sums);
     if (weight_gradient.wanted()) {
       const Tensor products = row_block_products(logits, hidden_columns, ends);
       const int64_t n = columns * D;
@@ -188,9 +182,8 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
              mutable_data_of<real>(weight_gradient.sums()));
     }
     const Tensor grad_hidden = grouped_product(logits, weight_factor, size);
-    active_joiner_rows_backward(launch, View(grad_hidden), hidden_view, logit_lengths,
-                                target_lengths, start, row_splits, T, S, listed, places, begins,
-                                utterances, frames, k, activation, grad_am_view, lm_sums);
+    active_joiner_rows_backward(launch, View(grad_hidden), hidden_view, lattice, lists, k,
+                                options.activation, grad_am_view, lm_sums);
   }
 
   // --- the results -----------------------------------------------------------------------------

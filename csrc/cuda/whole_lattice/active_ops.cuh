@@ -6,38 +6,33 @@
 
 namespace pruned_rnnt::cuda {
 
+// The active rows, and the chunks of them: active_chunk.cuh.
+struct ActiveLists {
+  using Fields = std::tuple<const View&, const View&, const View&, const View&, const View&>;
+
+  View listed, places, begins, utterances, frames;
+};
+
 void list_active_rows(const Launcher& launch, const View& gx, const View& gy, const View& total,
-                      const View& logit_lengths, const View& target_lengths,
-                      const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                      int64_t S, double fastemit_lambda, double left_out, int64_t chunk_rows,
-                      const View& limits, const View& found, const View& listed, const View& places,
-                      const View& begins, const View& utterances, const View& frames,
-                      const View& block_ends);
+                      const LatticeRows& lattice, double fastemit_lambda, double left_out,
+                      int64_t chunk_rows, const View& limits, const View& found,
+                      const ActiveLists& lists, const View& block_ends);
 
 void active_joiner_rows(const Launcher& launch, const View& am, const View& lm,
-                        const View& logit_lengths, const View& target_lengths,
-                        const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                        int64_t S, const View& listed, const View& places, const View& begins,
-                        const View& utterances, const View& frames, int64_t k, int64_t activation,
-                        const View& hidden);
+                        const LatticeRows& lattice, const ActiveLists& lists, int64_t k,
+                        int64_t activation, const View& hidden);
 
 void active_log_probs_backward(const Launcher& launch, const View& grad_loss, const View& lse,
                                const View& gx, const View& gy, const View& targets,
-                               const View& logit_lengths, const View& target_lengths,
-                               const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                               int64_t S, const View& listed, const View& places,
-                               const View& begins, const View& utterances, const View& frames,
-                               int64_t k, int64_t vocabulary, int64_t blank, int64_t mode,
+                               const LatticeRows& lattice, const ActiveLists& lists, int64_t k,
+                               int64_t vocabulary, int64_t blank, int64_t mode,
                                double fastemit_lambda, double clamp, const View& logits,
                                const View& sums);
 
 void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden,
-                                 const View& hidden, const View& logit_lengths,
-                                 const View& target_lengths, const OptionalView& start,
-                                 const OptionalView& row_splits, int64_t T, int64_t S,
-                                 const View& listed, const View& places, const View& begins,
-                                 const View& utterances, const View& frames, int64_t k,
-                                 int64_t activation, const View& grad_am, const View& grad_lm);
+                                 const View& hidden, const LatticeRows& lattice,
+                                 const ActiveLists& lists, int64_t k, int64_t activation,
+                                 const View& grad_am, const View& grad_lm);
 
 // (V',D+8): weight (V',D), bias (V') and zeros, the factors of hidden rows with their 1 and zeros.
 Tensor weight_and_bias(const Launcher& launch, const Tensor& weight, const Tensor& bias);

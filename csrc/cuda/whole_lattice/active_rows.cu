@@ -154,16 +154,12 @@ __global__ void __launch_bounds__(kThreads, 3)
 }  // namespace
 
 void active_joiner_rows(const Launcher& launch, const View& am, const View& lm,
-                        const View& logit_lengths, const View& target_lengths,
-                        const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                        int64_t S, const View& listed, const View& places, const View& begins,
-                        const View& utterances, const View& frames, int64_t k, int64_t activation,
-                        const View& hidden) {
+                        const LatticeRows& lattice, const ActiveLists& lists, int64_t k,
+                        int64_t activation, const View& hidden) {
   for (const View* rows : {&am, &lm}) check_rows(*rows, row_pitch(*rows), "active_joiner_rows");
   check_rows(hidden, hidden.stride(0), "active_joiner_rows");
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             lm.size(1) - 1);
-  const ActiveChunk chunk(listed, places, begins, utterances, frames, k);
+  const RowGeometry geometry(lattice, lm.size(1) - 1);
+  const ActiveChunk chunk(lists, k);
   dispatch_activation(activation, [&](auto kind) {
     launch(active_joiner_rows_kernel<decltype(kind)::value>, blocks_of(hidden.size(0)), kThreads, 0,
            geometry, chunk, int32_t(am.size(2)), int32_t(hidden.stride(0)),
@@ -173,23 +169,18 @@ void active_joiner_rows(const Launcher& launch, const View& am, const View& lm,
 
 void active_log_probs_backward(const Launcher& launch, const View& grad_loss, const View& lse,
                                const View& gx, const View& gy, const View& targets,
-                               const View& logit_lengths, const View& target_lengths,
-                               const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                               int64_t S, const View& listed, const View& places,
-                               const View& begins, const View& utterances, const View& frames,
-                               int64_t k, int64_t vocabulary, int64_t blank, int64_t mode,
+                               const LatticeRows& lattice, const ActiveLists& lists, int64_t k,
+                               int64_t vocabulary, int64_t blank, int64_t mode,
                                double fastemit_lambda, double clamp, const View& logits,
                                const View& sums) {
   check_rows(logits, logits.stride(0), "active_log_probs_backward");
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S,
-                             targets.size(1));
+  const RowGeometry geometry(lattice, targets.size(1));
   const GradientInputs<real> in(grad_loss, lse, gx, gy, mode, fastemit_lambda, clamp);
   const int32_t pitch = int32_t(logits.stride(0));
   STD_TORCH_CHECK(sums.size(1) == pitch, "active_log_probs_backward sums all columns of logits");
   launch(active_log_probs_backward_kernel,
          dim3(uint32_t(sums.size(0)), uint32_t((pitch + kSegment - 1) / kSegment)), kThreads, 0,
-         geometry, SymbolTable(targets, vocabulary, blank),
-         ActiveChunk(listed, places, begins, utterances, frames, k), in, pitch,
+         geometry, SymbolTable(targets, vocabulary, blank), ActiveChunk(lists, k), in, pitch,
          mutable_data_of<scalar>(logits), mutable_data_of<real>(sums));
 }
 

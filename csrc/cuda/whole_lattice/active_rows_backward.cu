@@ -142,18 +142,15 @@ __global__ void __launch_bounds__(kThreads, 4)
 }  // namespace
 
 void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden,
-                                 const View& hidden, const View& logit_lengths,
-                                 const View& target_lengths, const OptionalView& start,
-                                 const OptionalView& row_splits, int64_t T, int64_t S,
-                                 const View& listed, const View& places, const View& begins,
-                                 const View& utterances, const View& frames, int64_t k,
-                                 int64_t activation, const View& grad_am, const View& grad_lm) {
+                                 const View& hidden, const LatticeRows& lattice,
+                                 const ActiveLists& lists, int64_t k, int64_t activation,
+                                 const View& grad_am, const View& grad_lm) {
   for (const View* rows : {&grad_hidden, &hidden}) {
     check_rows(*rows, rows->stride(0), "active_joiner_rows_backward");
   }
   check_rows(grad_am, row_pitch(grad_am), "active_joiner_rows_backward");
   const int64_t D = grad_lm.size(2), columns = grad_lm.size(1);
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S, columns - 1);
+  const RowGeometry geometry(lattice, columns - 1);
   ActiveSizes sizes{0,
                     0,
                     grad_hidden.stride(0),
@@ -169,9 +166,8 @@ void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden
   const FrameGradients<scalar> frame_gradients{grad_am.data_ptr(), row_pitch(grad_am), false};
   dispatch_activation(activation, [&](auto kind) {
     launch(active_joiner_backward_kernel<decltype(kind)::value>, blocks, kThreads, 0, geometry,
-           ActiveChunk(listed, places, begins, utterances, frames, k), sizes,
-           data_of<scalar>(grad_hidden), data_of<scalar>(hidden), frame_gradients,
-           mutable_data_of<real>(grad_lm));
+           ActiveChunk(lists, k), sizes, data_of<scalar>(grad_hidden), data_of<scalar>(hidden),
+           frame_gradients, mutable_data_of<real>(grad_lm));
   });
 }
 

@@ -210,39 +210,38 @@ __global__ void chunk_begins_kernel(RowGeometry geometry, Chunks chunks,
 }  // namespace
 
 void list_active_rows(const Launcher& launch, const View& gx, const View& gy, const View& total,
-                      const View& logit_lengths, const View& target_lengths,
-                      const OptionalView& start, const OptionalView& row_splits, int64_t T,
-                      int64_t S, double fastemit_lambda, double left_out, int64_t chunk_rows,
-                      const View& limits, const View& found, const View& listed, const View& places,
-                      const View& begins, const View& utterances, const View& frames,
-                      const View& block_ends) {
+                      const LatticeRows& lattice, double fastemit_lambda, double left_out,
+                      int64_t chunk_rows, const View& limits, const View& found,
+                      const ActiveLists& lists, const View& block_ends) {
   const int64_t R = gx.numel();
   const uint32_t blocks = uint32_t((R + kBlockRows - 1) / kBlockRows);
   STD_TORCH_CHECK(gx.scalar_type() == ScalarType::Float && blocks == found.size(0) &&
                       found.size(1) == kBlockRows / 32 + 1,
                   "list_active_rows takes float32, and blocks of ", kBlockRows, " rows");
-  const RowGeometry geometry(logit_lengths, target_lengths, start, row_splits, T, S);
+  const RowGeometry geometry(lattice);
   const Occupancies in{data_of<float>(gx), data_of<float>(gy), float(1 + fastemit_lambda)};
-  const Limits of_lines{mutable_data_of<float>(limits), data_of<float>(total), int32_t(T),
-                        int32_t(S), float(left_out)};
-  launch(limits_kernel, uint32_t((geometry.N * (T + S) + kWarps - 1) / kWarps), kThreads, 0,
-         geometry, in, of_lines);
+  const Limits of_lines{mutable_data_of<float>(limits), data_of<float>(total), int32_t(lattice.T),
+                        int32_t(lattice.S), float(left_out)};
+  launch(limits_kernel, uint32_t((geometry.N * (lattice.T + lattice.S) + kWarps - 1) / kWarps),
+         kThreads, 0, geometry, in, of_lines);
   const Found bits{mutable_data_of<int32_t>(found)};
   launch(find_active_kernel, blocks, kThreads, 0, geometry, in, of_lines, R,
-         row_splits.has_value() ? data_of<int64_t>(*row_splits) + row_splits->numel() - 1 : nullptr,
+         lattice.row_splits.has_value()
+             ? data_of<int64_t>(*lattice.row_splits) + lattice.row_splits->numel() - 1
+             : nullptr,
          bits);
   // One more row: its place is the number of active rows.
   launch(list_active_kernel, uint32_t((R + kBlockRows) / kBlockRows), kThreads, 0, R, bits,
-         mutable_data_of<int32_t>(listed), mutable_data_of<int32_t>(places));
-  const Chunks chunks{mutable_data_of<int32_t>(begins),
-                      mutable_data_of<int32_t>(utterances),
-                      mutable_data_of<int32_t>(frames),
+         mutable_data_of<int32_t>(lists.listed), mutable_data_of<int32_t>(lists.places));
+  const Chunks chunks{mutable_data_of<int32_t>(lists.begins),
+                      mutable_data_of<int32_t>(lists.utterances),
+                      mutable_data_of<int32_t>(lists.frames),
                       mutable_data_of<int32_t>(block_ends),
                       int32_t(block_ends.size(0)),
                       int32_t(block_ends.size(1)),
                       chunk_rows};
   launch(chunk_begins_kernel, uint32_t(chunks.K / 32 + 1), 32, 0, geometry, chunks,
-         data_of<int32_t>(listed), data_of<int32_t>(places), R);
+         data_of<int32_t>(lists.listed), data_of<int32_t>(lists.places), R);
 }
 
 PRUNED_RNNT_CUDA_OP(list_active_rows)

@@ -64,36 +64,32 @@ void fitting_splits(const Launcher& launch, const View& logit_lengths, const Vie
 }
 
 void packed_log_probs(const Launcher& launch, const View& am, const View& lm, const Tensor& weight,
-                      const Tensor& bias, const View& targets, const View& logit_lengths,
-                      const View& target_lengths, const OptionalView& start,
-                      const OptionalView& row_splits, int64_t T, int64_t S, std::vector<int64_t>,
-                      int64_t, bool, int64_t V, int64_t activation, int64_t blank, int64_t mode,
-                      int64_t, double, double, double, const Tensor& hidden, const View& px,
+                      const Tensor& bias, const View& targets, const LatticeRows& lattice,
+                      const JoinerOptions& options, const Tensor& hidden, const View& px,
                       const View& py, const View& lse) {
   using torch::stable::new_empty;
   const int64_t R = px.size(0), C = hidden.size(0), K = (R + C - 1) / C, pitch = hidden.size(1);
-  STD_TORCH_CHECK(am.scalar_type() == ScalarType::BFloat16 && row_splits.has_value() &&
+  STD_TORCH_CHECK(am.scalar_type() == ScalarType::BFloat16 && lattice.row_splits.has_value() &&
                       weight.is_contiguous() && R <= INT_MAX - C,
                   "packed_log_probs takes packed rows, and contiguous bfloat16");
   const Tensor memory = new_empty(hidden, {2 * K + 1}, ScalarType::Int);
   const View begins(memory.data_ptr(), ScalarType::Int, 1, {K + 1}, {1});
   launch(even_chunks_kernel, uint32_t(K / kThreads + 1), kThreads, 0,
-         data_of<int64_t>(*row_splits) + row_splits->size(0) - 1, C, int32_t(K),
+         data_of<int64_t>(*lattice.row_splits) + lattice.row_splits->size(0) - 1, C, int32_t(K),
          mutable_data_of<int32_t>(begins), mutable_data_of<int32_t>(begins) + K + 1);
   Arriving total(launch, view_of<1>(memory, {1}, {1}, K));
   const Tensor layer = weight_and_bias(launch, weight, bias);
   const Tensor factor = one_group(view_of<2>(layer, {pitch, weight.size(0)}, {1, pitch}));
   // Hidden rows need nothing but the beginnings of the chunks.
   const View no_list(nullptr, ScalarType::Int, 1, {0}, {1}), hidden_view(hidden);
+  const ActiveLists lists{no_list, begins, begins, begins, begins};
   for (int64_t k = 0; k < K; ++k) {
     if (k > 0 && total.known_to_end_by(k * C)) break;
-    active_joiner_rows(launch, am, lm, logit_lengths, target_lengths, start, row_splits, T, S,
-                       no_list, begins, begins, begins, begins, k, activation, hidden_view);
+    active_joiner_rows(launch, am, lm, lattice, lists, k, options.activation, hidden_view);
     const Tensor logits = grouped_product(hidden, factor, view_of<1>(memory, {1}, {1}, K + 1 + k));
-    const View of_chunk(logits.data_ptr(), ScalarType::BFloat16, 2, {std::min(C, R - k * C), V},
-                        {logits.stride(0), 1});
-    log_probs(launch, of_chunk, targets, logit_lengths, target_lengths, start, row_splits, T, S,
-              k * C, blank, mode, px, py, lse);
+    const View of_chunk(logits.data_ptr(), ScalarType::BFloat16, 2,
+                        {std::min(C, R - k * C), options.vocabulary}, {logits.stride(0), 1});
+    log_probs(launch, of_chunk, targets, lattice, k * C, options.blank, options.mode, px, py, lse);
   }
 }
 
