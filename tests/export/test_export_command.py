@@ -6,7 +6,7 @@ import copy
 import json
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from pruned_rnnt.export.graphs import Graph, decoder, joiner
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.verify import run_recognise, verify
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.quantise.measured_files import FileErrors
+from pruned_rnnt.quantise.measured_files import FileErrors, file_errors
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from tests.export.beam_texts import error_rate
@@ -196,9 +196,15 @@ def test_torch_file_round_trip(
 
 
 def test_quantised_files_are_measured(
-    run: Path, utterances: Utterances, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    utterances: Utterances,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Error rates of exported files, and sherpa-onnx runs them."""
+    # The model makes no errors in float32 and, on some processors, one in four bits.
+    monkeypatch.setattr("pruned_rnnt.quantise.contract.file_errors", _with_four_more)
     data = run_config(run).data.path
     arguments = ["export", str(run), "--output", str(tmp_path), "--precision", "int8", "int4"]
     measured = ["--calibrate", f"{data}/train", "--measure", f"{data}/test"]
@@ -238,6 +244,12 @@ def test_without_data_nothing_is_measured(
     assert "raises the error rate on" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def _with_four_more(*arguments: Any) -> FileErrors:
+    found = file_errors(*arguments)
+    counts = found.counts + ErrorCounts(deletions=4)
+    return found._replace(counts=counts, errors=(found.errors[0] + 4, *found.errors[1:]))
 
 
 def _worse_if_quantised(_: Path, precision: str, measured: object) -> FileErrors:

@@ -79,10 +79,12 @@ def encoded(imported: ImportedModel) -> tuple[Tensor, Tensor, Tensor]:
         return features, *imported.model.encode(features, lengths)
 
 
-def close(actual: Tensor, text: str, step: int = 4) -> None:
+def close(actual: Tensor, text: str, step: int = 4, tolerance: float = 1e-3) -> None:
+    """Within rounding, which differs between processors: that of the features is amplified, in
+    float64 models too, to up to 4.5e-4."""
     actual = stored(actual.detach(), step)
     expected = decoded_values(text, *actual.shape)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", [*NEMO, *TRANSFORMERS])
@@ -95,7 +97,8 @@ def test_outputs_and_texts_are_the_same(name: str, tmp_path: Path) -> None:
     frames = nemo_frame_count(len(audio()[0]))
     kind = model.encoder.config.feature_norm  # type: ignore[attr-defined]
     normed = centre_features(features, torch.tensor([frames] * 3), kind)
-    close(normed[:, :frames], _until(expected["features"], frames, 20, 80), 20)
+    wanted = _until(expected["features"], frames, 20, 80)
+    close(normed[:, :frames], wanted, 20, tolerance=1e-4)
     close(encoded_NTE, expected["encoded"])
     if "ctc" in expected:
         log_probs = ctc_log_probs(model, encoded_NTE)
