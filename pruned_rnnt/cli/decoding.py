@@ -152,6 +152,12 @@ class Decoding:
         print(f"results: {RunFolder(folder).results}/*-{stem}.*")
         if calibrating and calibration is not None:
             print(f"calibration: {save_calibration(folder, calibration)}")
+            if calibration.times is None:
+                print(
+                    "calibration: confidences only, times of words stay as they are: that needs "
+                    "word times of the set (alignments), or a transducer with a CTC head and "
+                    "features other than NeMo's"
+                )
 
     def plot(self, split: str, ids: list[str]) -> None:
         """Draw utterances of a split into results/plots, named as results with ID for SET."""

@@ -6,11 +6,12 @@ Axes: N batch, T frames, U symbols, D joint width, V outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+import pruned_rnnt
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS, activated
 
 _ALL = slice(None)
@@ -20,8 +21,8 @@ _ALL = slice(None)
 class JointInputs:
     """Stands for the logits act(am(t) + lm(u)) weight^T + bias, of shape (N, T, U+1, V).
 
-    A model may take frames, `logits[:, :frames]`, and outputs, `logits[..., begin:end]`, of it, and
-    give it to a loss. Everything else needs logits, which `stored` computes.
+    A model may take frames, `logits[:, :frames]`, and outputs, `logits[..., begin:end]`, of it,
+    read its shape, and give it to a loss. Everything else needs logits, which `stored` computes.
 
     am: (N, T, D); lm: (N, U+1, D); weight: (V, D); bias: (V,) or None; activation: as of
     `rnnt_loss_fused`.
@@ -37,6 +38,11 @@ class JointInputs:
     def device(self) -> torch.device:
         return self.am.device
 
+    @property
+    def shape(self) -> torch.Size:
+        """That of the logits, (N, T, U+1, V)."""
+        return torch.Size((*self.am.shape[:2], self.lm.shape[1], self.weight.shape[0]))
+
     def stored(self) -> Tensor:
         """The logits (N, T, U+1, V)."""
         sums = self.am[:, :, None] + self.lm[:, None]
@@ -47,6 +53,19 @@ class JointInputs:
         """Itself; models call it for an axis that is not 1 wide in training."""
         return self
 
+    def contiguous(self) -> JointInputs:
+        """Itself; models call it after `narrow`."""
+        return self
+
+    def narrow(self, dim: int, start: int, length: int | Tensor) -> JointInputs:
+        """Frames, as `logits.narrow(1, start, length)`."""
+        if dim != 1:
+            raise self._missing(f"narrow({dim}, ...)")
+        return replace(self, am=self.am.narrow(1, start, int(length)))
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(str(self._missing(name)))
+
     def __getitem__(self, key: Any) -> JointInputs:
         if isinstance(key, tuple) and len(key) == 2:
             first, second = key
@@ -55,7 +74,48 @@ class JointInputs:
                 return replace(self, weight=self.weight[second], bias=bias)
             if first == _ALL and isinstance(second, slice):
                 return replace(self, am=self.am[:, second])
-        raise TypeError(
-            f"logits[{key!r}] needs the logits of the joint, which fused=True does not store in "
+        raise self._missing(f"[{key!r}]")
+
+    @staticmethod
+    def _missing(use: str) -> TypeError:
+        use = use if use.startswith("[") else f".{use}"
+        return TypeError(
+            f"logits{use} needs the logits of the joint, which fused=True does not store in "
             "training; use logits.stored(), the model in eval mode, or fused=False"
         )
+
+
+def rnnt_loss(logits: Tensor | JointInputs, *batch: Tensor, **options: Any) -> Tensor:
+    """`pruned_rnnt.rnnt_loss`, or that of the logits that the inputs stand for.
+
+    Args:
+        batch: targets, logit_lengths, target_lengths.
+        options: keywords that `rnnt_loss` and `rnnt_loss_fused` have.
+    """
+    if not isinstance(logits, JointInputs):
+        return pruned_rnnt.rnnt_loss(logits, *batch, **options)
+    targets, *lengths = batch
+    inputs = logits.am, logits.lm, logits.weight, logits.bias
+    return pruned_rnnt.rnnt_loss_fused(
+        *inputs, targets, None, *lengths, activation=logits.activation, **options
+    )
+
+
+def rnnt_loss_tdt(
+    logits: Tensor | JointInputs,
+    duration_logits: Tensor | JointInputs,
+    *batch: Tensor,
+    **options: Any,
+) -> Tensor:
+    """`pruned_rnnt.rnnt_loss_tdt`, as `rnnt_loss`; the duration logits are of the same joint."""
+    if isinstance(logits, JointInputs) != isinstance(duration_logits, JointInputs):
+        raise TypeError("logits and duration_logits must both be tensors, or both joint inputs")
+    if not (isinstance(logits, JointInputs) and isinstance(duration_logits, JointInputs)):
+        tensors = cast(Tensor, logits), cast(Tensor, duration_logits)
+        return pruned_rnnt.rnnt_loss_tdt(*tensors, *batch, **options)
+    targets, *lengths = batch
+    inputs = logits.am, logits.lm, logits.weight, logits.bias
+    durations = duration_logits.weight, duration_logits.bias
+    return pruned_rnnt.rnnt_loss_tdt_fused(
+        *inputs, *durations, targets, None, *lengths, activation=logits.activation, **options
+    )

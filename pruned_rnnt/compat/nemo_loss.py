@@ -7,8 +7,9 @@
 and in the model's YAML `loss: {loss_name: pruned_rnnt, pruned_rnnt_kwargs: {...}}`. NeMo's
 `RNNTLoss` and its joint with `fuse_loss_wer: true` then compute with `pruned_rnnt.rnnt_loss`;
 padding and reductions stay NeMo's own. `nemo_loss.use(model)` changes a model that is built
-already. NeMo is imported by these two functions alone. NeMo hands logits to its losses, so
-that both are the exact ones. Multi-blank models keep NeMo's losses.
+already; with fused=True its joint does not store the logits in training. NeMo is imported by these
+two functions alone. Both losses are the exact ones, of the whole lattice. Multi-blank models keep
+NeMo's losses.
 
 Axes: N batch, T frames, U symbols, V vocabulary with blank.
 """
@@ -19,14 +20,16 @@ import difflib
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import pruned_rnnt
+from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.compat.joint_inputs import JointInputs
 from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
 
 LOSS_NAME = "pruned_rnnt"
@@ -88,12 +91,15 @@ class NemoRNNTLoss(torch.nn.Module):
         self.validate = validate
 
     @named_as(_NAMES)
-    def forward(self, acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor) -> Tensor:
+    def forward(
+        self, acts: Tensor | JointInputs, labels: Tensor, act_lens: Tensor, label_lens: Tensor
+    ) -> Tensor:
         """Transducer loss.
 
         Args:
             acts: (N, T, U + 1, V) logits or log-probabilities; float32, float64, float16 or
-                bfloat16.
+                bfloat16; or the inputs of the joint in their place, for which in_place has no
+                effect.
             labels: (N, U) integers.
             act_lens, label_lens: (N,) integers.
 
@@ -112,19 +118,17 @@ class NemoRNNTLoss(torch.nn.Module):
                 "TDT model, whose loss is loss_name: pruned_rnnt_tdt, or big blanks, which keep "
                 "NeMo's own loss"
             )
-        loss = pruned_rnnt.rnnt_loss(
-            acts,
-            labels,
-            act_lens,
-            label_lens,
-            blank=self.blank,
-            delay_penalty=self.delay_penalty,
-            fastemit_lambda=self.fastemit_lambda,
-            clamp=self.clamp if self.clamp > 0 else None,
-            reduction=self.reduction or "none",
-            in_place=self.in_place,
-            validate=self.validate,
-        )
+        options: dict[str, Any] = {
+            "blank": self.blank,
+            "delay_penalty": self.delay_penalty,
+            "fastemit_lambda": self.fastemit_lambda,
+            "clamp": self.clamp if self.clamp > 0 else None,
+            "reduction": self.reduction or "none",
+            "validate": self.validate,
+        }
+        if self.in_place and isinstance(acts, Tensor):
+            options["in_place"] = True
+        loss = joint_inputs.rnnt_loss(acts, labels, act_lens, label_lens, **options)
         if self.fastemit_scales_value:
             loss = loss + self.fastemit_lambda * loss.detach()
         return loss
@@ -164,21 +168,25 @@ def register(*, default: bool = False, tdt: bool = False) -> None:
         resolver["tdt"] = resolver[TDT_LOSS_NAME]
 
 
-def use(model: Any, **kwargs: Any) -> None:
+def use(model: Any, *, fused: bool = False, **kwargs: Any) -> None:
     """Make an existing model compute its loss with pruned_rnnt.
 
     Its config, and so a .nemo file saved from it, keeps the name of the old loss. Call it after
-    `model.change_vocabulary`, which rebuilds the loss from the config.
+    `model.change_vocabulary`, which rebuilds loss and joint from the config.
 
     Args:
         model: an RNN-T or TDT model of NeMo, with `loss` and `joint`; the reduction stays.
+        fused: do not store the joint's logits (N, T, U+1, V) in training; in eval mode, as in
+            validation and decoding, the joint is as before. Where hooks, adapters or changed layers
+            take part in the joint, logits are stored, and a warning says so.
         kwargs: fastemit_lambda and the others of `NemoRNNTLoss`; of a TDT model, those of
             `NemoTDTLoss`, by default with durations, sigma and omega of its configuration.
 
     Raises:
         ImportError: as `register`.
         ValueError: a multi-blank model, durations that are not those of the joint, or an unknown
-            keyword.
+            keyword; or with fused, in_place, or a joint that is not NeMo's `RNNTJoint` with ReLU or
+            tanh, without dropout and masking.
     """
     extra = model.joint.num_extra_outputs
     name = LOSS_NAME
@@ -190,13 +198,23 @@ def use(model: Any, **kwargs: Any) -> None:
                 f"durations is {kwargs.get('durations')}: pass the durations of a TDT model; a "
                 "multi-blank model keeps NeMo's own loss"
             )
+    if fused and kwargs.get("in_place"):
+        raise ValueError(
+            "in_place writes over the logits, and fused=True does not store them: leave one out"
+        )
     register()
-    model.loss = _nemo_rnnt().RNNTLoss(
+    loss = _nemo_rnnt().RNNTLoss(
         num_classes=model.joint.num_classes_with_blank - 1 - extra,
         reduction=model.loss.reduction,
         loss_name=name,
         loss_kwargs=kwargs,
     )
+    # Without that module, no joint leaves logits out.
+    if fused or "pruned_rnnt.compat.nemo_joint" in sys.modules:
+        importlib.import_module("pruned_rnnt.compat.nemo_joint").store_logits(
+            model.joint, stored=not fused
+        )
+    model.loss = loss
     if model.joint.fuse_loss_wer:
         model.joint.set_loss(model.loss)
 

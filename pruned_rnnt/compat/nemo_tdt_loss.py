@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-import pruned_rnnt
+from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.compat.joint_inputs import JointInputs
 
 _NAMES = {
     "logits": "acts",
@@ -72,11 +73,14 @@ class NemoTDTLoss(torch.nn.Module):
         self.validate = validate
 
     @named_as(_NAMES)
-    def forward(self, acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor) -> Tensor:
+    def forward(
+        self, acts: Tensor | JointInputs, labels: Tensor, act_lens: Tensor, label_lens: Tensor
+    ) -> Tensor:
         """Transducer loss.
 
         Args:
-            acts: (N, T, U + 1, V + 1 + K) logits, or log-probabilities of any normalisation.
+            acts: (N, T, U + 1, V + 1 + K) logits, or log-probabilities of any normalisation;
+                or the inputs of the joint in their place.
             labels: (N, U) integers below V.
             act_lens, label_lens: (N,) integers.
 
@@ -95,7 +99,7 @@ class NemoTDTLoss(torch.nn.Module):
                 f"the blank is column {column}, but NeMo's blank is {self.blank}: pass the "
                 "durations of the model's joint (joint.num_extra_outputs of them)"
             )
-        return pruned_rnnt.rnnt_loss_tdt(
+        return joint_inputs.rnnt_loss_tdt(
             acts[..., : column + 1],
             acts[..., column + 1 :],
             labels,

@@ -17,11 +17,11 @@ import functools
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
-import pruned_rnnt
+from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.compat.joint_inputs import JointInputs
 from pruned_rnnt.loss.checks import check_integers
@@ -75,21 +75,7 @@ def rnnt_loss(
         "delay_penalty": delay_penalty,
         "reduction": "none",
     }
-    if isinstance(logits, JointInputs):
-        each = pruned_rnnt.rnnt_loss_fused(
-            logits.am,
-            logits.lm,
-            logits.weight,
-            logits.bias,
-            targets,
-            None,
-            logit_lengths,
-            target_lengths,
-            activation=logits.activation,
-            **options,
-        )
-    else:
-        each = pruned_rnnt.rnnt_loss(logits, *batch, **options)
+    each = joint_inputs.rnnt_loss(logits, *batch, **options)
     return _reduced(each, target_lengths, reduction)
 
 
@@ -138,24 +124,7 @@ def tdt_loss(
         "delay_penalty": delay_penalty,
         "reduction": "none",
     }
-    if isinstance(token_logits, JointInputs) and isinstance(duration_logits, JointInputs):
-        each = pruned_rnnt.rnnt_loss_tdt_fused(
-            token_logits.am,
-            token_logits.lm,
-            token_logits.weight,
-            token_logits.bias,
-            duration_logits.weight,
-            duration_logits.bias,
-            targets,
-            None,
-            logit_lengths,
-            target_lengths,
-            activation=token_logits.activation,
-            **options,
-        )
-    else:
-        logits = cast(Tensor, token_logits), cast(Tensor, duration_logits)
-        each = pruned_rnnt.rnnt_loss_tdt(*logits, *batch, **options)
+    each = joint_inputs.rnnt_loss_tdt(token_logits, duration_logits, *batch, **options)
     return _reduced(each, target_lengths, reduction)
 
 

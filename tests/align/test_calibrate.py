@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.align.calibrate import calibrate, word_confidences
 from pruned_rnnt.cli import main
-from pruned_rnnt.data.input.batch import AlignedWord
+from pruned_rnnt.data.audio.nemo_features import nemo_features
+from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.decode.decode_set import Decoded, decode_set
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
@@ -23,8 +25,12 @@ from pruned_rnnt.decode.timing.calibration import (
     save_calibration,
 )
 from pruned_rnnt.decode.timing.head_paths import head_paths
+from pruned_rnnt.decode.word_times import WORD_START
 from pruned_rnnt.export.model_file import load_model as load_exported
+from pruned_rnnt.interop.nemo.imported_model import import_model
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
+from tests.interop.parakeet_models import audio
+from tests.interop.test_parakeet import written
 from tests.tiny_corpus import make_corpus, tiny_overrides
 
 
@@ -119,6 +125,40 @@ def test_without_times_the_borders_of_the_speech_count(run: Path, loaded: Loaded
     assert found.times is not None
     assert all(-3 < seconds < 3 for seconds in (*found.times.before, *found.times.after))
     assert any(found.times.before)
+
+
+def test_times_of_nemos_ctc_models_are_those_of_their_frames(tmp_path: Path) -> None:
+    """Words that begin 0.12 s before frames of 80 ms; nothing is known of sets without words."""
+    found = import_model(written("nemo_ctc", tmp_path))
+    features, lengths = nemo_features(audio()[:2], torch.device("cpu"), 80)
+    begins = [n for n, name in enumerate(found.tokenizer.symbols) if name.startswith(WORD_START)]
+    texts = [begins[:3], begins[:1] + begins[2:0:-1]]
+    batch = Batch(
+        features_NTF=features,
+        feature_lengths_N=lengths,
+        targets_NU=torch.tensor(texts, dtype=torch.int32),
+        target_lengths_N=torch.tensor([3, 3]),
+        texts=tuple(found.tokenizer.decode(text) for text in texts),
+        ids=("a", "b"),
+        durations=(1.0, 1.0),
+        words=((), ()),
+    )
+    assert calibrate(found.model, found.tokenizer, [batch], [], "dev").times is None
+    encoded, counts = found.model.encode(features, lengths)
+    targets = TargetBatch(encoded, counts, batch.targets_NU, batch.target_lengths_N)
+    words = []
+    for path in align_symbols(found.model, targets):
+        assert path is not None
+        assert path.frames[2] > 1
+        starts = [0.08 * frame - 0.12 for frame in path.frames]
+        words.append(tuple(AlignedWord(word="w", start=x, duration=0.52) for x in starts))
+    calibrated = calibrate(
+        found.model, found.tokenizer, [replace(batch, words=tuple(words))] * 20, [], "dev"
+    )
+    assert calibrated.times is not None
+    for symbol in (*texts[0], *texts[1]):
+        assert calibrated.times.before[symbol] == pytest.approx(0.12, abs=0.01)
+        assert calibrated.times.after[symbol] == pytest.approx(0.40, abs=0.01)
 
 
 def test_words_are_judged_by_the_reference(run: Path, loaded: LoadedModel) -> None:

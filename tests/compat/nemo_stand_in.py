@@ -1,4 +1,4 @@
-"""The part of NeMo's loss module that compat.nemo_loss touches, in its calling convention.
+"""The parts of NeMo's losses and joints that compat.nemo_loss touches, in its calling convention.
 
 NeMo resolves a name and a blank to a module, sets that module's reduction to None, calls it with
 acts, labels, act_lens, label_lens, and reduces the values itself. NeMo's own resolver is a chain of
@@ -64,7 +64,8 @@ def loss_module() -> types.ModuleType:
         ) -> Tensor:
             if self.force_float32:
                 log_probs = log_probs.float()
-            log_probs = log_probs[:, : int(input_lengths.max())].contiguous()
+            if log_probs.shape[1] != input_lengths.max():
+                log_probs = log_probs.narrow(1, 0, input_lengths.max()).contiguous()
             targets = targets[:, : int(target_lengths.max())].contiguous()
             kept, self.loss.reduction = self.loss.reduction, None
             loss = self.loss(
@@ -82,4 +83,42 @@ def loss_module() -> types.ModuleType:
 
     module.resolve_rnnt_loss = resolve_rnnt_loss
     module.RNNTLoss = RNNTLoss
+    return module
+
+
+def joint_module() -> types.ModuleType:
+    """A fresh module with NeMo's joint."""
+    module: Any = types.ModuleType("nemo.collections.asr.modules.rnnt")
+
+    class RNNTJoint(torch.nn.Module):
+        fuse_loss_wer = False
+        temperature = 1.0
+        masking_prob = -1.0
+
+        def __init__(
+            self, symbols: int, extra: int = 0, activation: str = "relu", dropout: float = 0.0
+        ) -> None:
+            super().__init__()
+            self.num_extra_outputs, self.num_classes_with_blank = extra, symbols + 1 + extra
+            self.enc, self.pred = torch.nn.Linear(7, 8), torch.nn.Linear(6, 8)
+            kinds = {"relu": torch.nn.ReLU(inplace=True), "sigmoid": torch.nn.Sigmoid()}
+            between = [torch.nn.Dropout(dropout)] if dropout else []
+            last = torch.nn.Linear(8, self.num_classes_with_blank)
+            self.joint_net = torch.nn.Sequential(kinds[activation], *between, last)
+            self.log_softmax: bool | None = None
+
+        def is_adapter_available(self) -> bool:
+            return False
+
+        def forward(self, encoder_outputs: Tensor, decoder_outputs: Tensor) -> Tensor:
+            """(N, D, T) and (N, D, U + 1) -> (N, T, U + 1, V)."""
+            frames = self.enc(encoder_outputs.transpose(1, 2))
+            return self.joint_after_projection(frames, self.pred(decoder_outputs.transpose(1, 2)))
+
+        def joint_after_projection(self, f: Tensor, g: Tensor) -> Tensor:
+            logits: Tensor = self.joint_net(f[:, :, None] + g[:, None])
+            is_normalised = not logits.is_cuda if self.log_softmax is None else self.log_softmax
+            return logits.log_softmax(-1) if is_normalised else logits
+
+    module.RNNTJoint = RNNTJoint
     return module

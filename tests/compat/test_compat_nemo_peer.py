@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.compat import nemo_loss
+from pruned_rnnt.compat.joint_inputs import JointInputs
 
 nemo_rnnt = pytest.importorskip(
     "nemo.collections.asr.losses.rnnt", reason="needs nemo_toolkit[asr]", exc_type=ImportError
@@ -186,3 +187,82 @@ def test_training_step_of_a_model() -> None:
         assert 1.5 * value == pytest.approx(theirs, rel=1e-5)
         for got, expected in zip(gradients, their_gradients, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+TDT: dict[str, Any] = {"durations": [0, 1, 2, 3], "sigma": 0.05, "omega": 0.0}
+
+
+def model_of(durations: bool, fuse_loss_wer: bool, activation: str = "relu") -> Any:
+    """NeMo's whole model, with its own loss."""
+    omegaconf = pytest.importorskip("omegaconf")
+    models = pytest.importorskip("nemo.collections.asr.models", exc_type=ImportError)
+    torch.manual_seed(0)
+    config = omegaconf.OmegaConf.create(MODEL)
+    config.loss = {"loss_name": "warprnnt_numba"}
+    config.joint.fuse_loss_wer = fuse_loss_wer
+    config.joint.jointnet.activation = activation
+    if durations:
+        config.loss = {"loss_name": "tdt", "tdt_kwargs": TDT}
+        config.joint.num_extra_outputs = len(TDT["durations"])
+        config.model_defaults.tdt_durations = TDT["durations"]
+        config.model_defaults.num_tdt_durations = len(TDT["durations"])
+        config.decoding.model_type = "tdt"
+        config.decoding.durations = TDT["durations"]
+    return models.EncDecRNNTModel(config)
+
+
+def training_step_in_training_mode(model: Any) -> tuple[float, list[Tensor]]:
+    """As `training_step`, with the joint in training mode, which has no dropout."""
+    model.eval = lambda: torch.nn.Module.train(model, mode=False).joint.train()
+    return training_step(model)
+
+
+@needs_numba
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize("fuse_loss_wer", [False, True])
+@pytest.mark.parametrize("durations", [False, True], ids=["rnnt", "tdt"])
+def test_training_step_without_stored_logits(
+    durations: bool, fuse_loss_wer: bool, activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(durations, fuse_loss_wer, activation)
+    if durations:
+        # Their TDT loss on CPUs, a reference in torch that moves its tensors to a GPU.
+        monkeypatch.setattr(Tensor, "cuda", lambda self: self)
+        kwargs = {key: TDT[key] for key in ("durations", "sigma")}
+        model.loss = nemo_rnnt.RNNTLoss(VOCABULARY, "mean_batch", "tdt_pytorch", kwargs)
+        if fuse_loss_wer:
+            model.joint.set_loss(model.loss)
+    theirs, their_gradients = training_step_in_training_mode(model)
+    nemo_loss.use(model, fused=True)
+    found = []
+    original = type(model.joint).joint_after_projection
+
+    def recorded(joint: Any, f: Tensor, g: Tensor) -> Any:
+        found.append(original(joint, f, g))
+        return found[-1]
+
+    model.joint.joint_after_projection = types.MethodType(recorded, model.joint)
+    value, gradients = training_step_in_training_mode(model)
+    assert found
+    assert all(isinstance(each, JointInputs) for each in found)
+    assert value == pytest.approx(theirs, rel=1e-5)
+    for got, expected in zip(gradients, their_gradients, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_numba
+def test_a_fused_model_decodes_and_is_saved_as_before(tmp_path: Any) -> None:
+    models = pytest.importorskip("nemo.collections.asr.models", exc_type=ImportError)
+    model = model_of(durations=False, fuse_loss_wer=True)
+    encoded = torch.randn(2, 16, 9, generator=torch.Generator().manual_seed(3))
+    lengths = torch.tensor([9, 7])
+    decode = model.decoding.rnnt_decoder_predictions_tensor
+    expected = [each.text for each in decode(encoded, lengths)]
+    nemo_loss.use(model, fused=True)
+    # NeMo decodes in training for the error rate of a batch.
+    model.train()
+    assert [each.text for each in decode(encoded, lengths)] == expected
+    model.save_to(str(tmp_path / "model.nemo"))
+    again = models.EncDecRNNTModel.restore_from(str(tmp_path / "model.nemo"))
+    assert type(again.joint) is joints.RNNTJoint
+    assert again.state_dict().keys() == model.state_dict().keys()
