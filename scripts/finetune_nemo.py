@@ -184,9 +184,8 @@ def _digits(source: Path) -> Iterable[tuple[str, Utterance]]:
     for split, members in split_recordings(recordings, ()).items():
         pool, variation = DigitPool(members), Variation()
         for index in range(_COUNTS["fsdd"][split]):
-            yield (
-                split,
-                draw_utterance(pool, split=split, index=index, seed=_SEED, variation=variation),
+            yield split, draw_utterance(
+                pool, split=split, index=index, seed=_SEED, variation=variation
             )
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.benchmark import lost_speech_tables
-from scripts.benchmark.finetune_table import finetune_nemo
 from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
 from scripts.benchmark.quantised_table import quantised
 from scripts.benchmark.training_tables import (
@@ -28,11 +27,7 @@ from scripts.benchmark.training_tables import (
 )
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = (
-    DOCS / "performance.md",
-    DOCS / "lost_speech.md",
-    DOCS / "tutorials" / "finetune_parakeet.md",
-)
+PAGES = (DOCS / "performance.md", DOCS / "lost_speech.md")
 OURS = "pruned_rnnt"
 _BLOCK = re.compile(r"(<!-- rows: (\w+) -->\n).*?(<!-- end -->)", flags=re.DOTALL)
 
@@ -207,7 +202,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "transcribe": transcribe,
     "export": export,
     "quantised": quantised,
-    "finetune_nemo": finetune_nemo,
     "streams": lambda: turns("streams"),
     "lost_totals": lost_speech_tables.totals,
     "lost_conditions": lost_speech_tables.conditions,
