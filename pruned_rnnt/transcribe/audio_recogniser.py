@@ -24,8 +24,9 @@ from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.system.openmp import sharing_processors
 from pruned_rnnt.system.usage_errors import UsageError
+from pruned_rnnt.transcribe.batch_decoder import BatchDecoder, BestPaths
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.batches import BatchDecoder, BestPaths, SegmentBatches
+from pruned_rnnt.transcribe.batches import SegmentBatches
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.joined_path import JoinedPath
 from pruned_rnnt.transcribe.read_ahead import read_ahead

@@ -12,30 +12,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
-from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.system.host_copy import HostCopy
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
+from pruned_rnnt.transcribe.batch_decoder import BatchDecoder
 from pruned_rnnt.transcribe.batch_input import (
-    BatchInput,
-    amplified,
     batch_input,
     part_frames,
-    parts_of_batch,
 )
 from pruned_rnnt.transcribe.head_evidence import disagreements
 from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
 from pruned_rnnt.transcribe.lost_speech import (
-    LEAST_FRAMES,
-    RETRIED_FRAMES,
     FoundPath,
     Mark,
     MarkKind,
@@ -43,44 +33,21 @@ from pruned_rnnt.transcribe.lost_speech import (
     as_marks,
     loudest_nearby,
     may_need_marks,
-    part_to_retry,
     spoken_places,
-    stretches,
-    with_retried,
     without_speech,
     without_text,
 )
-from pruned_rnnt.transcribe.quiet_speech import Compared, compared, missing_gain
+from pruned_rnnt.transcribe.quiet_speech import Compared, missing_gain
 from pruned_rnnt.transcribe.recordings import WholeRecording
+from pruned_rnnt.transcribe.second_decoding import SecondDecoding
 from pruned_rnnt.transcribe.segments import LostSpeech, Segment
-from pruned_rnnt.transcribe.speech_energy import speech_frames
 from pruned_rnnt.transcribe.transcription import DecodedSegment, RecordingPath
 
 logger = logging.getLogger(__name__)
 
-# The best path through each utterance, and that of the CTC head, if there is one.
-BestPaths = list[tuple[Hypothesis, HeadPath | None]]
 # Segments wait for so many batches: more audio to choose from means less padding. At first, fewer
 # (or a smaller batch): a GPU that has nothing to do should not wait. Each time doubles them.
 _FIRST_BATCHES, _MOST_BATCHES = 0.5, 8
-
-
-class BatchDecoder(NamedTuple):
-    """Decodes batches.
-
-    best_paths: called with a batch and whether the paths of the CTC head are needed; makes the best
-        paths, and yields before it waits for the device.
-    device: where it decodes.
-    least_frames: feature frames that a segment needs; shorter segments have no path.
-    frame_step: feature frames of an output frame.
-    needs_samples: whether the batches need samples, because the model has features of its own.
-    """
-
-    best_paths: Callable[[BatchInput, bool], Generator[None, None, BestPaths]]
-    device: torch.device
-    least_frames: int
-    frame_step: int = SUBSAMPLING_FACTOR
-    needs_samples: bool = False
 
 
 class _Waiting(NamedTuple):
@@ -90,23 +57,6 @@ class _Waiting(NamedTuple):
     number: int
     part: Segment | WholeRecording
     frames: int
-
-
-class _Retry(NamedTuple):
-    """A gap without text in a row of a batch, and the part of that row that is decoded again."""
-
-    row: int
-    gap: Stretch
-    part: Stretch
-
-    @property
-    def frames(self) -> int:
-        return self.part.end - self.part.begin
-
-    def wider(self, step: int) -> _Retry:
-        """The same gap with twice the context before it."""
-        begin = max(0, 2 * self.part.begin - self.gap.begin) // step * step
-        return self._replace(part=Stretch(begin, self.part.end))
 
 
 class SegmentBatches:
@@ -127,6 +77,7 @@ class SegmentBatches:
         lost_speech: LostSpeech = "ignore",
     ) -> None:
         self._decoder = decoder
+        self._second = SecondDecoding(decoder)
         self._most_frames = most_frames
         self._with_words = with_words
         self._lost_speech = lost_speech
@@ -285,11 +236,11 @@ class SegmentBatches:
                 if not is_silent_N[row]
                 and may_need_marks(loudest_NT[row, : place.frames], paths[row].symbol_places)
             ]
-            speech = yield from self._speech(found, rows, places)
+            speech = yield from self._second.speech(found, rows, places)
             loud: dict[int, Compared] = {}
             if self._lost_speech == "retry":
-                paths = yield from self._retried(found, paths, speech, places)
-                loud = yield from self._louder(found, paths, gain_NT, is_quiet_NT)
+                paths = yield from self._second.retried(found, paths, speech, places)
+                loud = yield from self._second.louder(found, paths, gain_NT, is_quiet_NT)
                 paths = [loud[row].path if row in loud else path for row, path in enumerate(paths)]
             found_marks = [
                 [] if is_silent else _marks(path, speech.get(row), place.begin, loud.get(row))
@@ -303,119 +254,6 @@ class SegmentBatches:
                 is_silent_N.tolist(), paths, places, found_marks, strict=True
             )
         ]
-
-    def _speech(
-        self, batch: BatchInput, rows: Sequence[int], places: Sequence[SegmentPlace]
-    ) -> Generator[None, None, dict[int, list[Stretch]]]:
-        """The speech of some rows of a batch."""
-        if not rows:
-            return {}
-        parts = parts_of_batch(batch, [(row, Stretch(0, places[row].frames)) for row in rows])
-        copy = HostCopy([speech_frames(parts.features_NTF, parts.lengths_N)])
-        yield
-        (speech_NT,) = copy.tensors()
-        return {
-            row: stretches(speech_T[: places[row].frames])
-            for row, speech_T in zip(rows, speech_NT, strict=True)
-        }
-
-    def _retried(
-        self,
-        batch: BatchInput,
-        paths: Sequence[FoundPath],
-        speech: Mapping[int, list[Stretch]],
-        places: Sequence[SegmentPlace],
-    ) -> Generator[None, None, list[FoundPath]]:
-        """The paths, after speech that has no text in them was decoded by itself."""
-        retries = []
-        for row, path in enumerate(paths):
-            own = speech.get(row, ())
-            for gap in _gaps(path, own):
-                end = max(own[-1].end, gap.end) if own else places[row].frames
-                part = part_to_retry(gap, end, self._decoder.frame_step)
-                retries.append(_Retry(row, gap, part))
-        found = yield from self._decoded(batch, retries)
-        # No head judges them, and a part without its context may invent words: with more context
-        # it invents others.
-        unsure = [
-            retry
-            for retry, again in zip(retries, found, strict=True)
-            if paths[retry.row].head is None
-            and with_retried(paths[retry.row], retry.gap, retry.part, again) != paths[retry.row]
-        ]
-        wider = [retry.wider(self._decoder.frame_step) for retry in unsure]
-        repeated = yield from self._decoded(batch, wider)
-        repeats = {
-            retry: (longer.part, again)
-            for retry, longer, again in zip(unsure, wider, repeated, strict=True)
-        }
-        results = list(paths)
-        for retry, again in zip(retries, found, strict=True):
-            path = results[retry.row]
-            longer = with_retried(path, retry.gap, retry.part, again)
-            if retry in repeats:
-                repeat = with_retried(path, retry.gap, *repeats[retry])
-                if repeat.hypothesis.symbols != longer.hypothesis.symbols:
-                    continue
-            results[retry.row] = longer
-        return results
-
-    def _louder(
-        self,
-        batch: BatchInput,
-        paths: Sequence[FoundPath],
-        gain_NT: Tensor,
-        is_quiet_NT: Tensor,
-    ) -> Generator[None, None, dict[int, Compared]]:
-        """Rows with speech far quieter than the rest, compared with what they are when it is not.
-
-        is_quiet_NT: where the gain is not 0, on the CPU.
-        """
-        rows = is_quiet_NT.any(dim=1).nonzero()[:, 0].tolist()
-        if not rows:
-            return {}
-        wholes = [_Retry(row, Stretch(0, 0), Stretch(0, is_quiet_NT.size(1))) for row in rows]
-        found = yield from self._decoded(amplified(batch, gain_NT), wholes)
-        return {
-            row: compared(paths[row], louder, stretches(is_quiet_NT[row]))
-            for row, louder in zip(rows, found, strict=True)
-        }
-
-    def _decoded(
-        self, batch: BatchInput, retries: Sequence[_Retry]
-    ) -> Generator[None, None, list[FoundPath]]:
-        """The best paths through parts of a batch."""
-        ordered = sorted(range(len(retries)), key=lambda n: retries[n].frames)
-        most = batch.features_NTF.shape[:2].numel()
-        paths: dict[int, FoundPath] = {}
-        while ordered:
-            count = 1
-            while count < len(ordered) and (count + 1) * retries[ordered[count]].frames <= most:
-                count += 1
-            now, ordered = ordered[:count], ordered[count:]
-            found = yield from self._decoder.best_paths(
-                parts_of_batch(
-                    batch,
-                    [(retries[n].row, retries[n].part) for n in now],
-                    self._decoder.least_frames,
-                ),
-                True,
-            )
-            paths |= {
-                n: FoundPath(*again, self._decoder.frame_step)
-                for n, again in zip(now, found, strict=True)
-            }
-        return [paths[n] for n in range(len(retries))]
-
-
-def _gaps(path: FoundPath, speech: Sequence[Stretch]) -> list[Stretch]:
-    """Where a path perhaps lacks symbols, by the energy or by the CTC head."""
-    least = LEAST_FRAMES if path.head is None else RETRIED_FRAMES
-    quiet = without_text(speech, spoken_places(path, speech), least)
-    known = [each.stretch for each in disagreements(path) if each.is_lost and each.is_empty]
-    return quiet + [
-        gap for gap in known if not any(gap.begin < q.end and q.begin < gap.end for q in quiet)
-    ]
 
 
 def _marks(

@@ -20,8 +20,8 @@ from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
+from pruned_rnnt.transcribe.batch_decoder import BestPaths
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.batches import BestPaths
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.stream import Stream, StreamModel

@@ -12,8 +12,8 @@ import torch
 
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes, head_paths
+from pruned_rnnt.transcribe.batch_decoder import BestPaths
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.batches import BestPaths
 from pruned_rnnt.transcribe.head_evidence import disagreements
 from pruned_rnnt.transcribe.lost_speech import FoundPath, Mark, Stretch, as_marks, clipped
 from tests.tiny_models import tiny_conformer, tiny_model

@@ -20,8 +20,8 @@ from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_token
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
+from pruned_rnnt.transcribe.batch_decoder import BestPaths
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.batches import BestPaths
 from pruned_rnnt.transcribe.lost_speech import (
     FoundPath,
     Mark,

@@ -23,8 +23,9 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.transcribe import batches
+from pruned_rnnt.transcribe.batch_decoder import BatchDecoder, BestPaths
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.batches import BatchDecoder, BestPaths, SegmentBatches
+from pruned_rnnt.transcribe.batches import SegmentBatches
 from pruned_rnnt.transcribe.joined_path import JoinedPath
 from pruned_rnnt.transcribe.read_ahead import read_ahead
 from pruned_rnnt.transcribe.recogniser import Recogniser
