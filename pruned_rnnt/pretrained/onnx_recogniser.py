@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, audio_features
-from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, as_floats
 from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, pending_hypotheses
@@ -144,13 +144,10 @@ class OnnxRecogniser(AudioRecogniser):
         return self._shortest + int(self._has_nemo_layout)
 
     def _best_nemo_path(self, samples_S: FloatArray | Pcm16Array) -> Hypothesis:
-        floats_S: FloatArray = samples_S.astype(np.float32)
-        if samples_S.dtype == np.int16:
-            floats_S *= 2**-15
         is_ctc = self._kind == "nemo_ctc"
         is_normalised = self._encoder.metadata["normalize_type"] == "per_feature"
         features_TF = sherpa_features(
-            floats_S, self._mel_bins, is_ctc=is_ctc, has_floor=not is_normalised
+            as_floats(samples_S), self._mel_bins, is_ctc=is_ctc, has_floor=not is_normalised
         )
         lengths_N = np.array([len(features_TF)])
         encoded_NJT = self._encoder.run(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import FRAME_SAMPLES, batch_features, frame_count
-from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, as_floats
 from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.system.host_copy import to_device
 from pruned_rnnt.transcribe.lost_speech import Stretch
@@ -113,9 +113,7 @@ def amplified(batch: BatchInput, gain_NT: Tensor) -> BatchInput:
     """The batch with the energy of each frame multiplied by exp(gain)."""
     samples = []
     for samples_S, gain_T in zip(batch.samples, gain_NT.cpu(), strict=False):
-        floats_S = samples_S.astype(np.float32)
-        if samples_S.dtype == np.int16:
-            floats_S *= np.float32(2**-15)
+        floats_S = as_floats(samples_S)
         factors_S = (gain_T / 2).exp().repeat_interleave(FRAME_SAMPLES).numpy()
         factors_S = np.pad(factors_S, (0, max(0, len(floats_S) - len(factors_S))), mode="edge")
         samples.append(floats_S * factors_S[: len(floats_S)])

@@ -43,8 +43,7 @@ def training_processes() -> str:
     rows = [row for row in _rows() if "world_size" in row]
     newest = {(*_case(row), row["world_size"], row["gpus"]): row for row in rows}
     header = ["GPU", "model", "processes", "GPUs", "audio a step and process", "alone"]
-    header += ["side by side"]
-    header += ["efficiency", "alone with exchange", "together", "efficiency"]
+    header += ["side by side", "efficiency", "alone with exchange", "together", "efficiency"]
     lines = [
         [
             _gpu(row["device"]),

@@ -16,6 +16,14 @@ FloatArray = npt.NDArray[np.float32]
 Pcm16Array = npt.NDArray[np.int16]
 
 
+def as_floats(samples_S: FloatArray | Pcm16Array) -> FloatArray:
+    """A copy in [-1, 1]."""
+    floats_S: FloatArray = samples_S.astype(np.float32)
+    if samples_S.dtype == np.int16:
+        floats_S *= 2**-15
+    return floats_S
+
+
 def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> FloatArray:
     """Resamples with scipy's polyphase filter: S -> ceil(S * target / source)."""
     if source_rate == target_rate:
