@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
@@ -10,12 +10,12 @@ from pruned_rnnt.system.usage_errors import ExportError
 
 # A causal model emits the last symbols up to this long after they were spoken.
 _DELAY_SECONDS = 0.3
-# Frames of 40 ms: a minute of audio, and ten minutes of context, which every stream keeps.
-_MOST_CHUNK, _MOST_LEFT = 1500, 15_000
+# A minute of audio, and ten minutes of context, which every stream keeps.
+_MOST_CHUNK_SECONDS, _MOST_LEFT_SECONDS = 60.0, 600.0
 
 
 def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
-    """Encoder frames (40 ms) of a chunk and of its left context; 0 for those of training.
+    """Encoder frames of a chunk and of its left context; 0 for those of training.
 
     Raises:
         ExportError: the model is not causal, its stacks do not support such sizes, or they are
@@ -28,10 +28,14 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
         )
     trained_chunk, trained_left = config.stream_sizes
     chunk, left = chunk or trained_chunk, left or trained_left
-    for name, size, most in (("--chunk", chunk, _MOST_CHUNK), ("--left", left, _MOST_LEFT)):
+    frame = frame_seconds(model.encoder)
+    limits = ("--chunk", chunk, _MOST_CHUNK_SECONDS), ("--left", left, _MOST_LEFT_SECONDS)
+    for name, size, seconds in limits:
+        most = round(seconds / frame)
         if not isinstance(size, int) or size > most:
             raise ExportError(
-                f"{name} is {size!r}, needs a whole number of frames (40 ms) up to {most}"
+                f"{name} is {size!r}, needs a whole number of frames ({round(1000 * frame)} ms) up "
+                f"to {most}"
             )
     if isinstance(config, ZipformerConfig):
         step = config.common_rate // OUTPUT_RATE
