@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
+from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
@@ -18,10 +19,17 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
     """Encoder frames of a chunk and of its left context; 0 for those of training.
 
     Raises:
-        ExportError: the model is not causal, its stacks do not support such sizes, or they are
-            above a minute or ten minutes.
+        ExportError: the model is not causal or normalises its features in whole utterances, its
+            stacks do not support such sizes, or they are above a minute or ten minutes.
     """
     config = model.encoder.config
+    if isinstance(config, ConformerSettings) and config.feature_norm == "bins":
+        raise ExportError(
+            "model.encoder.feature_norm is bins: the model normalises its features by their mean "
+            "and deviation in the whole utterance, which a stream does not have: use it on whole "
+            "recordings, or train a model with model.encoder.causal=true and "
+            "model.encoder.feature_norm=fixed"
+        )
     if not config.causal:
         raise ExportError(
             "the model is not causal, so it cannot stream: train it with model.encoder.causal=true"
