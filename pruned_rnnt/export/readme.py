@@ -122,9 +122,10 @@ The features that sherpa-onnx computes for such models are those of NeMo but for
 frames, which are 5 ms later. Texts may differ from those of `pruned-rnnt decode`.""",
     "nemo_stream": """\
 The features that sherpa-onnx computes for streams of such models are those of NeMo but for the
-centres of the frames, which are 5 ms later, and for energies below 2^-23, which become 2^-23. Texts
-may differ from those of `pruned-rnnt transcribe`. Use sherpa-onnx 2.0 or later: earlier versions
-search otherwise, or compute other features for CTC models.""",
+centres of the frames, which are 5 ms later, and for low energies: those below 2^-23 become 2^-23,
+while NeMo adds 2^-24 to all. Texts may differ from those of `pruned-rnnt transcribe`. Use
+sherpa-onnx 2.0 or later: earlier versions search otherwise, or compute other features for CTC
+models.""",
 }
 
 _NEMO_CTC_DECODING = """
