@@ -114,7 +114,8 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="live: encoder frames (40 ms) in a chunk (default: as trained)",
+        help="live: encoder frames (40 ms, of a FastConformer 80 ms) in a chunk "
+        "(default: as trained)",
     )
     parser.add_argument(
         "--left",

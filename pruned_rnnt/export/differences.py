@@ -21,6 +21,10 @@ from pruned_rnnt.system.usage_errors import ExportError
 _BEAM_SIZE = 4
 # Of an RNN-T model in NeMo's layout, in a frame.
 SHERPA_MAX_NEMO_SYMBOLS = 10
+_STREAM_FEATURES = (
+    "sherpa-onnx computes the features of streams of NeMo's models with frames 5 ms later, and "
+    "energies of at least 2^-23"
+)
 
 
 def check_predictor(model: TransducerModel) -> None:
@@ -33,7 +37,9 @@ def check_predictor(model: TransducerModel) -> None:
     assert model.predictor.blank == 0
 
 
-def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
+def differences(
+    model: SpeechModel, decode: DecodeConfig, *, streaming: bool = False
+) -> Iterator[str]:
     """One line for each setting that may make the texts of sherpa-onnx differ from the run's."""
     if decode.fusion.enabled:
         yield (
@@ -42,11 +48,16 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
         )
     if isinstance(model, CtcModel):
         if has_nemo_layout(model):
-            yield "sherpa-onnx computes the features of NeMo's models with frames 5 ms later"
             yield (
-                "sherpa-onnx leaves out a last encoder frame with less audio than the others, up "
-                "to 70 ms"
+                _STREAM_FEATURES
+                if streaming
+                else ("sherpa-onnx computes the features of NeMo's models with frames 5 ms later")
             )
+            if not streaming:
+                yield (
+                    "sherpa-onnx leaves out a last encoder frame with less audio than the others, "
+                    "up to 70 ms"
+                )
         if decode.skip_unknown:
             yield "decode.skip_unknown is true, but sherpa-onnx emits <unk> of a CTC model"
         if decode.method == "ctc_prefix_beam":
@@ -57,7 +68,7 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
             f"decode.method is {decode.method}, but sherpa-onnx searches with predictor and joiner"
         )
     if has_nemo_layout(model):
-        yield from _nemo_differences(model, decode)
+        yield from _nemo_differences(model, decode, streaming)
         return
     if model.loss_config.rnnt_type == "regular":
         yield (
@@ -81,16 +92,20 @@ def differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
             yield "decode.length_norm is false, but sherpa-onnx always divides scores by length"
 
 
-def _nemo_differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
-    is_nemo = model.config.encoder.features == "nemo"
+def _nemo_differences(model: SpeechModel, decode: DecodeConfig, streaming: bool) -> Iterator[str]:
     is_tdt = bool(model.loss_config.durations)
-    yield (
-        "sherpa-onnx computes the features of NeMo's transducers with another window, mel filters "
-        "up to 7.6 kHz, and frames 5 ms later"
-        if is_nemo
-        else "sherpa-onnx computes other features for TDT models, which the encoder converts into "
-        "those of training, but not exactly"
-    )
+    if model.config.encoder.features != "nemo":
+        yield (
+            "sherpa-onnx computes other features for TDT models, which the encoder converts into "
+            "those of training, but not exactly"
+        )
+    elif streaming:
+        yield _STREAM_FEATURES
+    else:
+        yield (
+            "sherpa-onnx computes the features of NeMo's transducers with another window, mel "
+            "filters up to 7.6 kHz, and frames 5 ms later"
+        )
     most = SHERPA_MAX_SYMBOLS if is_tdt else SHERPA_MAX_NEMO_SYMBOLS
     ours = decode.max_symbols_per_frame or (SHERPA_MAX_SYMBOLS if is_tdt else 1)
     if ours != most:

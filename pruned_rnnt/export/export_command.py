@@ -108,7 +108,7 @@ def run_export(
                 "unknown; --calibrate DATA/SPLIT measures it"
             )
     print(f"wrote {folder}; to use it: python {folder / 'recognise.py'} a.wav")
-    for line in differences(model, decode):
+    for line in differences(model, decode, streaming=options.streaming):
         print(f"may decode differently: {line}")
     exact = True
     if options.verify:

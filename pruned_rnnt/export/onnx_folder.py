@@ -28,6 +28,7 @@ from pruned_rnnt.export.graphs import (
     write_onnx,
 )
 from pruned_rnnt.export.model_file import ModelFile, check_tokens
+from pruned_rnnt.export.nemo_streaming_graphs import nemo_stream
 from pruned_rnnt.export.precision import (
     QUANTISED,
     QuantisedPrecision,
@@ -39,9 +40,9 @@ from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.export.tdt_graphs import (
     TdtEncoderGraph,
     check_tdt_export,
+    decoder_and_joiner,
     has_nemo_layout,
-    nemo_ctc_graph,
-    tdt_graphs,
+    tdt_encoder,
     tdt_metadata,
     tdt_tokens,
 )
@@ -70,7 +71,7 @@ class OnnxOptions:
 
     streaming: the encoder takes one chunk and explicit state, instead of a whole utterance; for
         causal models.
-    chunk, left: encoder frames (40 ms) of a chunk, and of its left context for attention. 0: as
+    chunk, left: encoder frames of a chunk, and of its left context for attention. 0: as
         trained; for a model trained with unlimited left context, left is four chunks.
     int8, int4, fp16: also write files with weights of eight or four bits, or in half precision.
     """
@@ -119,43 +120,65 @@ def encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
             "--fp16 does not work for a Zipformer: onnxruntime 1.31 crashes when it loads such "
             "files (layout of half-precision convolutions); use --int8, which is smaller and runs"
         )
-    if not options.streaming:
-        if options.chunk or options.left:
-            raise ExportError("--chunk and --left need --streaming")
-        return offline_encoder(model)
-    if isinstance(model, CtcModel) and not isinstance(model.encoder, Zipformer):
+    is_ctc = isinstance(model, CtcModel)
+    if options.streaming and is_ctc and not isinstance(model.encoder, Zipformer):
         raise ExportError(
             "--streaming of a model of loss.kind=ctc needs model.encoder.kind=zipformer: "
             "sherpa-onnx cannot stream CTC models with another encoder"
         )
-    chunk, left = stream_sizes(model, options.chunk, options.left)
+    sizes = _sizes(model, options)
+    if sizes is None:
+        return offline_encoder(model)
     if isinstance(model.encoder, Conformer) and model.encoder.config.kernel_size == 1:
         raise ExportError(
             "model.encoder.kernel_size is 1: streaming in sherpa-onnx needs at least 3"
         )
+    return streaming_encoder(model, *sizes)
+
+
+def _sizes(model: SpeechModel, options: OnnxOptions) -> tuple[int, int] | None:
+    """Encoder frames of a chunk and of its left context; None for whole utterances."""
+    if not options.streaming:
+        if options.chunk or options.left:
+            raise ExportError("--chunk and --left need --streaming")
+        return None
+    chunk, left = stream_sizes(model, options.chunk, options.left)
     if chunk < 1 or left < 1:
         raise ExportError(
             f"--chunk is {chunk} and --left is {left}: sherpa-onnx needs at least 1 of each"
         )
-    return streaming_encoder(model, chunk, left)
+    return chunk, left
+
+
+def _nemo_encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
+    """The same in NeMo's layout.
+
+    Raises:
+        ExportError: streaming for a model that is not causal or has durations; impossible sizes, or
+            half precision.
+    """
+    check_tdt_export(model, streaming=options.streaming, fp16=options.fp16)
+    sizes = _sizes(model, options)
+    return tdt_encoder(model) if sizes is None else nemo_stream(model, *sizes)
 
 
 def exported_graphs(model: SpeechModel, options: OnnxOptions) -> tuple[Graph, ...]:
     """Encoder, decoder and joiner of a transducer; one graph of a model of a CTC head alone.
 
     Raises:
-        ExportError: as `encoder_graph`, or sherpa-onnx cannot run the predictor.
+        ExportError: as `encoder_graph`, or sherpa-onnx cannot run the predictor or stream a model
+            with durations.
     """
-    if has_nemo_layout(model):
-        check_tdt_export(model, streaming=options.streaming, fp16=options.fp16)
+    is_nemo = has_nemo_layout(model)
+    encoder = _nemo_encoder_graph(model, options) if is_nemo else encoder_graph(model, options)
     if isinstance(model, CtcModel):
-        return (nemo_ctc_graph(model) if has_nemo_layout(model) else encoder_graph(model, options),)
+        return (encoder,)
     assert isinstance(model, TransducerModel)
     if model.config.encoder.features == "fbank":
         check_predictor(model)
-    if has_nemo_layout(model):
-        return tdt_graphs(model)
-    return (encoder_graph(model, options), decoder(model), joiner(model))
+    if is_nemo:
+        return (encoder, *decoder_and_joiner(model))
+    return (encoder, decoder(model), joiner(model))
 
 
 def export_onnx(
@@ -187,7 +210,9 @@ def export_onnx(
     settings["p99_duration"] = p99_duration
     settings["languages"] = list(tokenizer.languages)
     settings["byte_tokens"] = tokenizer.has_bytes
-    settings["differences"] = list(differences(model, decode or DecodeConfig()))
+    settings["differences"] = list(
+        differences(model, decode or DecodeConfig(), streaming=options.streaming)
+    )
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.onnx"):
         old.unlink()

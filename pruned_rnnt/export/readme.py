@@ -120,6 +120,12 @@ frames, which are 5 ms later. Texts may differ from those of `pruned-rnnt decode
     "nemo_ctc": """\
 The features that sherpa-onnx computes for such models are those of NeMo but for the centres of the
 frames, which are 5 ms later. Texts may differ from those of `pruned-rnnt decode`.""",
+    "nemo_stream": """\
+The features that sherpa-onnx computes for streams of such models are those of NeMo but for the
+centres of the frames, which are 5 ms later, and for low energies: those below 2^-23 become 2^-23,
+while NeMo adds 2^-24 to all. Texts may differ from those of `pruned-rnnt transcribe`. Use
+sherpa-onnx 2.0 or later: earlier versions search otherwise, or compute other features for CTC
+models.""",
 }
 
 _NEMO_CTC_DECODING = """
@@ -228,8 +234,13 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
         else "These are sherpa-onnx's defaults.",
     )
     frame_ms = settings.get("frame_ms", 40)
+    features = settings.get("features", "fbank")
+    if is_nemo and settings["streaming"]:
+        features = "nemo_stream"
+    elif is_nemo and is_ctc:
+        features = "nemo_ctc"
     if is_nemo and is_ctc:
-        text += _NEMO_CTC_DECODING.format(frame_ms=frame_ms, features=_FEATURES["nemo_ctc"])
+        text += _NEMO_CTC_DECODING.format(frame_ms=frame_ms, features=_FEATURES[features])
     elif is_nemo:
         is_tdt = settings["kind"] == "tdt"
         text += _NEMO_DECODING.format(
@@ -237,7 +248,7 @@ def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:
             if is_tdt
             else "",
             most=SHERPA_MAX_SYMBOLS if is_tdt else SHERPA_MAX_NEMO_SYMBOLS,
-            features=_FEATURES[settings.get("features", "fbank")],
+            features=_FEATURES[features],
         )
     else:
         text += _CTC_DECODING if is_ctc else _TRANSDUCER_DECODING

@@ -78,13 +78,17 @@ def main() -> int:
         # The model may emit words for digital silence.
         if samples.any():
             result = _recognise(recogniser, samples, rate, settings)
+        seconds = result.timestamps if result else []
+        if settings["streaming"] and settings["kind"] == "nemo_ctc":
+            # sherpa-onnx counts frames of 40 ms there, for any model.
+            seconds = [second * settings["frame_ms"] / 40 for second in seconds]
         text, language = text_of_tokens(result.tokens if result else [], settings)
         line = {
             "file": path,
             "text": text,
             **({"language": language} if language else {}),
             "tokens": list(result.tokens) if result else [],
-            "timestamps": [round(second, 3) for second in result.timestamps] if result else [],
+            "timestamps": [round(second, 3) for second in seconds],
             "audio_seconds": round(len(samples) / rate, 3),
             "elapsed_seconds": round(time.perf_counter() - started, 4),
         }

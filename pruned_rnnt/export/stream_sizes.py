@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
+from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
@@ -10,28 +11,39 @@ from pruned_rnnt.system.usage_errors import ExportError
 
 # A causal model emits the last symbols up to this long after they were spoken.
 _DELAY_SECONDS = 0.3
-# Frames of 40 ms: a minute of audio, and ten minutes of context, which every stream keeps.
-_MOST_CHUNK, _MOST_LEFT = 1500, 15_000
+# A minute of audio, and ten minutes of context, which every stream keeps.
+_MOST_CHUNK_SECONDS, _MOST_LEFT_SECONDS = 60.0, 600.0
 
 
 def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
-    """Encoder frames (40 ms) of a chunk and of its left context; 0 for those of training.
+    """Encoder frames of a chunk and of its left context; 0 for those of training.
 
     Raises:
-        ExportError: the model is not causal, its stacks do not support such sizes, or they are
-            above a minute or ten minutes.
+        ExportError: the model is not causal or normalises its features in whole utterances, its
+            stacks do not support such sizes, or they are above a minute or ten minutes.
     """
     config = model.encoder.config
+    if isinstance(config, ConformerSettings) and config.feature_norm == "bins":
+        raise ExportError(
+            "model.encoder.feature_norm is bins: the model normalises its features by their mean "
+            "and deviation in the whole utterance, which a stream does not have: use it on whole "
+            "recordings, or train a model with model.encoder.causal=true and "
+            "model.encoder.feature_norm=fixed"
+        )
     if not config.causal:
         raise ExportError(
             "the model is not causal, so it cannot stream: train it with model.encoder.causal=true"
         )
     trained_chunk, trained_left = config.stream_sizes
     chunk, left = chunk or trained_chunk, left or trained_left
-    for name, size, most in (("--chunk", chunk, _MOST_CHUNK), ("--left", left, _MOST_LEFT)):
+    frame = frame_seconds(model.encoder)
+    limits = ("--chunk", chunk, _MOST_CHUNK_SECONDS), ("--left", left, _MOST_LEFT_SECONDS)
+    for name, size, seconds in limits:
+        most = round(seconds / frame)
         if not isinstance(size, int) or size > most:
             raise ExportError(
-                f"{name} is {size!r}, needs a whole number of frames (40 ms) up to {most}"
+                f"{name} is {size!r}, needs a whole number of frames ({round(1000 * frame)} ms) up "
+                f"to {most}"
             )
     if isinstance(config, ZipformerConfig):
         step = config.common_rate // OUTPUT_RATE

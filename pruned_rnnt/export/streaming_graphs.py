@@ -56,6 +56,7 @@ class StreamingEncoderGraph(nn.Module):
         stream: the encoder with a fixed chunk size.
         state_names, stream_axes: names and stream axes of the state inputs, which follow x.
         next_names: names of the state outputs.
+        frame_axis: axis of the encoder frames in the first output.
     """
 
     layout: str
@@ -63,10 +64,15 @@ class StreamingEncoderGraph(nn.Module):
     state_names: tuple[str, ...]
     next_names: tuple[str, ...]
     stream_axes: tuple[int, ...]
+    frame_axis = 1
 
     def start(self, streams: int) -> tuple[Tensor, ...]:
         """The state inputs at the start of streams."""
         raise NotImplementedError
+
+    def inputs(self, chunk_NTF: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """All inputs, of a chunk of features and the state inputs."""
+        return chunk_NTF, *states
 
     def advance(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The state inputs of the next chunk, from state inputs and outputs of this one."""

@@ -10,7 +10,8 @@ energies of Kaldi's filters are nearly a linear function of those of Slaney's. E
 floor are lost. Slaney's energies reach it earlier, because filters of equal area make them smaller.
 
 Features that it normalises, those of NeMo's own models, have no floor from version 2.0 on: it adds
-2^-24 to the energies, as NeMo does.
+2^-24 to the energies, as NeMo does. For CTC models and streams, the window and the highest filter
+are those of NeMo, too.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ def sherpa_features(
     samples_S: FloatArray,
     num_mel_bins: int = FEATURE_DIM,
     *,
-    is_ctc: bool = False,
+    as_nemo: bool = False,
     has_floor: bool = True,
 ) -> Tensor:
     """(T, F) features of samples at 16 kHz, as sherpa-onnx computes them; not normalised.
 
     Args:
-        is_ctc: those of CTC models of NeMo: another window, and filters up to 8 kHz.
+        as_nemo: those of CTC models and streams: Hann's window, and filters up to 8 kHz.
         has_floor: see `has_floor`; else 2^-24 is added to the energies.
     """
-    high_hertz = SAMPLING_RATE / 2 if is_ctc else _HIGH_HERTZ
+    high_hertz = SAMPLING_RATE / 2 if as_nemo else _HIGH_HERTZ
     layer = Wav2Spec(remove_dc_offset=False, use_energy=False)
-    if is_ctc:
+    if as_nemo:
         window = layer.wav2win._window
         window.copy_(torch.hann_window(window.numel()))
     powers_NTW: Tensor = layer(torch.from_numpy(samples_S)[None])

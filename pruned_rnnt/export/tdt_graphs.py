@@ -55,21 +55,37 @@ class TdtEncoderGraph(nn.Module):
         is_nemo = model.config.encoder.features == "nemo"
         self.features = NemoFeatures() if is_nemo else KaldiFeatures()
         self.encoder = model.encoder
+        self.output = NemoOutput(model)
+
+    def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        encoded_NTE, lengths = self.encoder(self.features(audio_signal), length)
+        return self.output(encoded_NTE), lengths
+
+
+class NemoOutput(nn.Module):
+    """The output of an encoder (N, T', E) for sherpa-onnx.
+
+    Of a transducer, the joiner's projection (N, J, T'); of a CTC model, log-probabilities
+    (N, T', V) with the blank as the last symbol.
+
+    Attributes:
+        graph_name, name: of the graph and of its output.
+        frame_axis: the axis of the frames.
+    """
+
+    def __init__(self, model: SpeechModel) -> None:
+        super().__init__()
         self.projection = output_layer(model)
+        self.is_ctc = isinstance(model, CtcModel)
+        names = ("model", "logprobs") if self.is_ctc else ("encoder", "outputs")
+        self.graph_name, self.name = names
+        self.frame_axis = 1 if self.is_ctc else 2
 
-    def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        encoded_NTE, lengths = self.encoder(self.features(audio_signal), length)
-        return self.projection(encoded_NTE).transpose(1, 2), lengths
-
-
-class NemoCtcGraph(TdtEncoderGraph):
-    """The encoder and the CTC head, with the blank as the last symbol."""
-
-    def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        encoded_NTE, lengths = self.encoder(self.features(audio_signal), length)
-        log_probs_NTV = self.projection(encoded_NTE)
-        blank_last = log_probs_NTV[..., 1:], log_probs_NTV[..., :1]
-        return torch.cat(blank_last, dim=-1), lengths
+    def forward(self, encoded_NTE: Tensor) -> Tensor:
+        projected_NTJ: Tensor = self.projection(encoded_NTE)
+        if not self.is_ctc:
+            return projected_NTJ.transpose(1, 2)
+        return torch.cat((projected_NTJ[..., 1:], projected_NTJ[..., :1]), dim=-1)
 
 
 class NemoFeatures(nn.Module):
@@ -172,11 +188,10 @@ class TdtJoinerGraph(nn.Module):
         return torch.cat((logits_NV, durations_ND), dim=1)[:, None, None]
 
 
-def tdt_graphs(model: TransducerModel) -> tuple[Graph, ...]:
-    """Encoder, decoder and joiner."""
+def decoder_and_joiner(model: TransducerModel) -> tuple[Graph, Graph]:
+    """The graphs beside that of the encoder."""
     batch = torch.export.Dim("N")
     width = model.config.joiner_dim
-    encoder = _encoder(model, TdtEncoderGraph(model), "encoder", "outputs")
     symbols = torch.zeros(2, 1, dtype=torch.int32)
     module = _decoder(model)
     layers, size = module.state_sizes
@@ -197,24 +212,21 @@ def tdt_graphs(model: TransducerModel) -> tuple[Graph, ...]:
         output_names=("logits",),
         dynamic_axes=({0: batch}, {0: batch}),
     )
-    return encoder, decoder, joiner
+    return decoder, joiner
 
 
-def nemo_ctc_graph(model: CtcModel) -> Graph:
-    """The whole model, as one graph."""
-    return _encoder(model, NemoCtcGraph(model), "model", "logprobs")
-
-
-def _encoder(model: SpeechModel, module: nn.Module, name: str, output: str) -> Graph:
+def tdt_encoder(model: SpeechModel) -> Graph:
+    """The encoder for whole utterances; of a CTC model, the whole model."""
+    module = TdtEncoderGraph(model)
     batch = torch.export.Dim("N")
     frames = torch.export.Dim("T", min=MIN_FRAMES, max=MAX_FRAMES)
     bins = model.encoder.config.num_mel_bins
     return Graph(
-        name=name,
+        name=module.output.graph_name,
         module=module,
         inputs=(torch.full((2, bins, 103), -5.0), torch.tensor([103, 90])),
         input_names=("audio_signal", "length"),
-        output_names=(output, "encoded_lengths"),
+        output_names=(module.output.name, "encoded_lengths"),
         dynamic_axes=({0: batch, 2: frames}, {0: batch}),
     )
 
@@ -236,14 +248,10 @@ def check_tdt_export(model: SpeechModel, *, streaming: bool, fp16: bool) -> None
     kind = "loss.durations" if model.loss_config.durations else "model.encoder.features=nemo"
     if model.loss_config.hat:
         raise ExportError(f"loss.hat is true, which sherpa-onnx does not run for a model of {kind}")
-    if streaming:
-        advice = ""
-        if not kind.endswith("nemo"):
-            advice = ", or use `pruned-rnnt transcribe` for streams"
+    if streaming and model.loss_config.durations:
         raise ExportError(
             f"--streaming does not work for a model of {kind}: sherpa-onnx cannot stream TDT "
-            f"models, and the features of NeMo are computed from whole recordings; export without "
-            f"it{advice}"
+            "models; export without it, or use `pruned-rnnt transcribe` for streams"
         )
     if fp16:
         raise ExportError(

@@ -27,16 +27,18 @@ from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.export.differences import SHERPA_MAX_NEMO_SYMBOLS
 from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
+from pruned_rnnt.export.nemo_streaming_graphs import StreamingNemoGraph
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.export.tdt_features import has_floor, sherpa_features
 from pruned_rnnt.export.tdt_graphs import (
     LstmDecoderGraph,
-    NemoCtcGraph,
     TdtDecoderGraph,
     TdtEncoderGraph,
+    has_nemo_layout,
     has_normalised_features,
 )
+from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
@@ -46,32 +48,9 @@ from pruned_rnnt.system.usage_errors import ExportError
 @torch.inference_mode()
 def converted_features(encoder: Graph, feature_TF: Tensor) -> Tensor:
     """(T, F) features of sherpa-onnx after the conversion in the encoder's graph."""
-    assert isinstance(encoder.module, TdtEncoderGraph)
+    assert isinstance(encoder.module, TdtEncoderGraph | StreamingNemoGraph)
     converted_NTF: Tensor = encoder.module.features(feature_TF.T[None])
     return converted_NTF[0]
-
-
-def compare_tdt(pairs: Sequence[Pair], feature_TF: Tensor, symbols: Sequence[int]) -> None:
-    """Run the graphs on one utterance; the pairs record the differences.
-
-    Args:
-        feature_TF: as sherpa-onnx computes them.
-        symbols: ids of the recognised symbols in our order.
-    """
-    encoder, *others = pairs
-    encoded_NJT = encoder.run(feature_TF.T[None], torch.tensor([len(feature_TF)]))[0]
-    if not others:
-        return
-    decoder, joiner = others
-    assert isinstance(decoder.graph.module, TdtDecoderGraph | LstmDecoderGraph)
-    blank = decoder.graph.module.vocab_size - 1
-    layers, size = decoder.graph.module.state_sizes
-    states = [torch.zeros(layers, 1, size), torch.zeros(layers, 1, size)]
-    for step, symbol in enumerate([blank, *(symbol - 1 for symbol in symbols)]):
-        target = torch.tensor([[symbol]], dtype=torch.int32)
-        output_NJ1, _, *states = decoder.run(target, torch.ones(1, dtype=torch.int32), *states)
-        frame = min(step, encoded_NJT.size(2) - 1)
-        joiner.run(encoded_NJT[:, :, frame : frame + 1].contiguous(), output_NJ1)
 
 
 # For float32 outputs; a larger difference means that the graph computes something else.
@@ -158,12 +137,12 @@ def verify(
     silent = [UNKNOWN_ID] if is_silent else []
     ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in features]
     texts = own_texts = [_text(tokenizer, symbols) for symbols in ours]
-    is_tdt = isinstance(graphs[0].module, TdtEncoderGraph)
-    if is_tdt:
+    is_nemo = has_nemo_layout(model)
+    if is_nemo:
         floor = has_floor(is_normalised=has_normalised_features(model))
-        is_ctc = isinstance(graphs[0].module, NemoCtcGraph)
+        as_nemo = isinstance(model, CtcModel) or settings["streaming"]
         features = [
-            sherpa_features(samples_S, kind.num_mel_bins, is_ctc=is_ctc, has_floor=floor)
+            sherpa_features(samples_S, kind.num_mel_bins, as_nemo=as_nemo, has_floor=floor)
             for samples_S in samples
         ]
         converted = [converted_features(graphs[0], feature_TF) for feature_TF in features]
@@ -186,7 +165,7 @@ def verify(
                     text == " ".join(line["text"].split())
                     for text, line in zip(own_texts, recognised, strict=True)
                 )
-                if is_tdt
+                if is_nemo
                 else None,
             )
         )
@@ -250,17 +229,15 @@ def _recognise(
     model: SpeechModel, encoder: Graph, feature_TF: Tensor, silent: Sequence[int]
 ) -> tuple[int, ...]:
     """Symbols of our greedy search; for a stream, those of its full chunks."""
+    is_rnnt_of_nemo = has_nemo_layout(model) and not model.loss_config.durations
+    search = new_greedy_search(model, silent, SHERPA_MAX_NEMO_SYMBOLS if is_rnnt_of_nemo else 0)
     if not isinstance(encoder.module, StreamingEncoderGraph):
         encoded_NTE, frames = model.encode(feature_TF[None], torch.tensor([len(feature_TF)]))
-        most = 0
-        if isinstance(encoder.module, NemoCtcGraph):
+        if isinstance(model, CtcModel) and has_nemo_layout(model):
             # sherpa-onnx leaves out a last frame with less audio than the others.
             frames = torch.tensor([len(feature_TF) // model.encoder.subsampling_factor])
-        elif isinstance(encoder.module, TdtEncoderGraph) and not model.loss_config.durations:
-            most = SHERPA_MAX_NEMO_SYMBOLS
-        return new_greedy_search(model, silent, most)(encoded_NTE, frames)[0].symbols
+        return search(encoded_NTE, frames)[0].symbols
     stream = encoder.module.stream
-    search = new_greedy_search(model, silent)
     decoder = StreamDecoder(model, search, stream.chunk_size, stream.left_frames)
     state, symbols = decoder.start(1), list[int]()
     for chunk_NTF in _chunks(encoder.module, feature_TF):
@@ -286,13 +263,14 @@ def _differences(
     """The largest difference of each output over all files, chunks and contexts."""
     pairs = [Pair(graph, folder, precision) for graph in graphs]
     for feature_TF, symbols in zip(features, ours, strict=True):
-        if isinstance(graphs[0].module, TdtEncoderGraph):
-            compare_tdt(pairs, feature_TF, symbols)
-            continue
         encoded = _compare_encoder(pairs[0], feature_TF)
         if len(pairs) == 1:
             continue
         _, decoder, joiner = pairs
+        if isinstance(decoder.graph.module, TdtDecoderGraph | LstmDecoderGraph):
+            _compare_nemo_search(decoder, joiner, encoded, symbols)
+            continue
+        encoded = encoded[0]
         predictor = decoder.graph.module.get_submodule("predictor")
         start: Tensor = predictor.start_context(1, torch.device("cpu"))  # type: ignore[operator]
         context_and_symbols_L = torch.cat((start[0], torch.tensor(symbols, dtype=torch.int64)))
@@ -308,13 +286,32 @@ def _differences(
 
 
 def _compare_encoder(encoder: Pair, feature_TF: Tensor) -> Tensor:
-    """Run both encoders on one utterance; returns torch's output (T', J)."""
+    """Run both encoders on one utterance; returns torch's output (N, T', J), or (N, J, T')."""
     module = encoder.graph.module
     if not isinstance(module, StreamingEncoderGraph):
-        return encoder.run(feature_TF[None], torch.tensor([len(feature_TF)]))[0][0]
+        feature_NTF = feature_TF[None]
+        if isinstance(module, TdtEncoderGraph):
+            feature_NTF = feature_NTF.transpose(1, 2).contiguous()
+        return encoder.run(feature_NTF, torch.tensor([len(feature_TF)]))[0]
     state, frames = module.start(1), []
     for chunk_NTF in _chunks(module, feature_TF):
-        outputs = encoder.run(chunk_NTF, *state)
+        outputs = encoder.run(*module.inputs(chunk_NTF, state))
         state = module.advance(state, outputs)
-        frames.append(outputs[0][0])
-    return torch.cat(frames)
+        frames.append(outputs[0])
+    return torch.cat(frames, dim=module.frame_axis)
+
+
+def _compare_nemo_search(
+    decoder: Pair, joiner: Pair, encoded_NJT: Tensor, symbols: Sequence[int]
+) -> None:
+    """Run both decoders and joiners of NeMo's layout on the symbols, which are ids in our order."""
+    module = decoder.graph.module
+    assert isinstance(module, TdtDecoderGraph | LstmDecoderGraph)
+    layers, size = module.state_sizes
+    states = [torch.zeros(layers, 1, size), torch.zeros(layers, 1, size)]
+    blank = module.vocab_size - 1
+    for step, symbol in enumerate([blank, *(symbol - 1 for symbol in symbols)]):
+        target = torch.tensor([[symbol]], dtype=torch.int32)
+        output_NJ1, _, *states = decoder.run(target, torch.ones(1, dtype=torch.int32), *states)
+        frame = min(step, encoded_NJT.size(2) - 1)
+        joiner.run(encoded_NJT[:, :, frame : frame + 1].contiguous(), output_NJ1)

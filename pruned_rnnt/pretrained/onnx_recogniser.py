@@ -146,56 +146,71 @@ class OnnxRecogniser(AudioRecogniser):
     def _best_nemo_path(self, samples_S: FloatArray | Pcm16Array) -> Hypothesis:
         is_ctc = self._kind == "nemo_ctc"
         is_normalised = self._encoder.metadata["normalize_type"] == "per_feature"
+        floats_S = as_floats(samples_S)
+        if self._streaming:
+            floats_S = np.concatenate((floats_S, self._noise()))
         features_TF = sherpa_features(
-            as_floats(samples_S), self._mel_bins, is_ctc=is_ctc, has_floor=not is_normalised
+            floats_S,
+            self._mel_bins,
+            as_nemo=is_ctc or self._streaming,
+            has_floor=not is_normalised,
         )
-        lengths_N = np.array([len(features_TF)])
-        encoded_NJT = self._encoder.run(
-            {"audio_signal": features_TF.T[None].numpy(), "length": lengths_N}
-        )[0]
+        encoded_JT = self._stream(features_TF) if self._streaming else self._encode(features_TF)
         if is_ctc:
             # The blank is the last symbol there.
-            return _hypothesis(*self._ctc(np.roll(encoded_NJT[0], 1, axis=1)))
-        return self._tdt.best_path(encoded_NJT[0])
+            return _hypothesis(*self._ctc(np.roll(encoded_JT, 1, axis=1)))
+        return self._tdt.best_path(encoded_JT)
 
     def _best_path(self, features_TF: Tensor) -> Hypothesis:
-        encoded_TJ = self._stream(features_TF) if self._streaming else self._encode(features_TF)
+        if self._streaming:
+            features_TF = torch.cat((features_TF, audio_features(self._noise())))
+            encoded_TJ = self._stream(features_TF)
+        else:
+            encoded_TJ = self._encode(features_TF)
         search = self._ctc if self._kind == "ctc" else self._transducer
         return _hypothesis(*search(encoded_TJ))
 
     def _encode(self, features_TF: Tensor) -> _FloatArray:
-        """Encoder output (T', J)."""
+        """Encoder output (T', J); (J, T') of a transducer in NeMo's layout."""
         lengths_N = np.array([len(features_TF)])
-        output: _FloatArray = self._encoder.run(
-            {"x": features_TF[None].numpy(), "x_lens": lengths_N}
-        )[0][0]
+        feeds = {"x": features_TF[None].numpy(), "x_lens": lengths_N}
+        if self._has_nemo_layout:
+            feeds = {"audio_signal": features_TF.T[None].numpy(), "length": lengths_N}
+        output: _FloatArray = self._encoder.run(feeds)[0][0]
         return output
 
-    def _stream(self, features_TF: Tensor) -> _FloatArray:
-        """Encoder output of the chunks of a stream, with noise after its end."""
-        inputs = self._encoder.inputs
-        size, shift = inputs[0].shape[1], int(self._encoder.metadata["decode_chunk_len"])
+    def _noise(self) -> FloatArray:
+        """What follows the end of a stream (S,)."""
         noise_S = _TAIL_LEVEL * np.random.default_rng(0).standard_normal(self._tail)
-        padded_TF = torch.cat((features_TF, audio_features(noise_S.astype(np.float32)))).numpy()
+        return noise_S.astype(np.float32)
+
+    def _stream(self, features_TF: Tensor) -> _FloatArray:
+        """As `_encode`, of the chunks of a stream."""
+        is_nemo = self._has_nemo_layout
+        first, *states = self._encoder.inputs[:1] + self._encoder.inputs[1 + is_nemo :]
+        size = first.shape[2 if is_nemo else 1]
+        shift = int(self._encoder.metadata["chunk_shift" if is_nemo else "decode_chunk_len"])
         state = {
             node.name: np.zeros(
                 [1 if isinstance(axis, str) else axis for axis in node.shape],
                 dtype=np.int64 if node.type == "tensor(int64)" else np.float32,
             )
-            for node in inputs[1:]
+            for node in states
         }
         parts = []
-        for begin in range(0, max(1, len(padded_TF) - size), shift):
-            chunk_NTF = padded_TF[None, begin : begin + size]
-            missing = size - chunk_NTF.shape[1]
-            chunk_NTF = np.pad(chunk_NTF, ((0, 0), (0, missing), (0, 0)), "edge")
-            outputs = self._encoder.run({"x": chunk_NTF, **state})
+        for begin in range(0, max(1, len(features_TF) - size), shift):
+            chunk_TF = features_TF[begin : begin + size].numpy()
+            chunk_TF = np.pad(chunk_TF, ((0, size - len(chunk_TF)), (0, 0)), "edge")
+            feeds: Feeds = {"x": chunk_TF[None]}
+            if is_nemo:
+                feeds = {"audio_signal": chunk_TF.T[None], "length": np.array([size])}
+            outputs = self._encoder.run({**feeds, **state})
             parts.append(outputs[0][0])
-            new_state = dict(zip(state, outputs[1:], strict=False))
+            new_state = dict(zip(state, outputs[1 + is_nemo :], strict=False))
             if len(new_state) < len(state):  # the layout `conformer` leaves the count to the caller
                 new_state["processed_lens"] = state["processed_lens"] + shift
             state = new_state
-        return np.concatenate(parts)
+        return np.concatenate(parts, axis=1 if is_nemo and self._kind != "nemo_ctc" else 0)
 
     def _transducer(self, encoded_TJ: _FloatArray) -> tuple[npt.NDArray[np.int64], _FloatArray]:
         """The symbol of each frame, -1 for none, and its log-probability or that of blank."""

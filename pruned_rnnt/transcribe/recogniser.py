@@ -94,10 +94,10 @@ class Recogniser(AudioRecogniser):
     def stream(
         self, *, chunk: int = 0, left: int = 0, endpoints: EndpointConfig | None = None
     ) -> Stream:
-        if self._feature_kind.needs_samples:
+        if self._feature_kind.name == "samples":
             raise UsageError(
-                f"model.encoder.features is {self._feature_kind.name}, of which live streams are "
-                "not supported: transcribe files or samples"
+                "model.encoder.features is samples, of which live streams are not supported: "
+                "transcribe files or samples"
             )
         sizes = stream_sizes(self.model, chunk, left)
         if sizes not in self._stream_groups:
@@ -114,6 +114,7 @@ class Recogniser(AudioRecogniser):
                     self._calibration,
                     finds_marks=finds_marks,
                     frame_seconds=frame_seconds(self.model.encoder),
+                    features=self._feature_kind,
                 )
             )
         return self._stream_groups[sizes].stream(endpoints or EndpointConfig())

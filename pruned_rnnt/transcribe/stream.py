@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.live_audio import LiveAudio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -67,6 +68,7 @@ class StreamModel(NamedTuple):
     calibration: of the model's word times and confidences.
     finds_marks: whether final texts have marks.
     frame_seconds: of an encoder frame.
+    features: that the encoder reads.
     """
 
     decoder: StreamDecoder
@@ -74,6 +76,7 @@ class StreamModel(NamedTuple):
     calibration: Calibration | None
     finds_marks: bool
     frame_seconds: float = FRAME_SECONDS
+    features: FeatureKind = FBANK
 
 
 class Slot(NamedTuple):
@@ -102,7 +105,7 @@ class Stream:
 
     def __init__(self, model: StreamModel, endpoints: EndpointConfig) -> None:
         self._model = model
-        self.audio = LiveAudio()
+        self.audio = LiveAudio(model.features)
         self.is_done = False
         self._endpoints = endpoints
         self._path = StreamPath()
@@ -186,7 +189,7 @@ class Stream:
         """Add the paths after the next frames, fewer than a chunk at the end of the stream.
 
         Args:
-            features_TF: (T, F) on the CPU, of these frames and of those that they need.
+            features_TF: (T, F) of `fbank` on the CPU, of these frames and of those that they need.
             head: the symbol that the CTC head prefers in each of the frames; empty without one.
 
         Returns:

@@ -11,34 +11,41 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.features import audio_features, batch_features
+from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
+from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.audio.live_audio import LiveAudio
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 from tests.transcribe.random_model import sound
 
 
-def chunks(audio: LiveAudio, frames: int, shift: int) -> Iterator[Tensor]:
-    """The features of the chunks that are complete now, as a stream computes them."""
+def window_features(audio: LiveAudio, kind: FeatureKind, frames: int) -> Tensor:
+    """The next features as a stream computes them, beside another stream."""
+    windows = [audio.window(frames), sound(0.3)]
+    return kind.of_windows(windows, torch.device("cpu"), kind.frames_before, frames)[0]
+
+
+def chunks(audio: LiveAudio, kind: FeatureKind, frames: int, shift: int) -> Iterator[Tensor]:
+    """The features of the chunks that are complete now."""
     while audio.frames >= frames:
-        features, _ = batch_features([audio.window(frames)], torch.device("cpu"), frames + 1)
-        yield features[0, 1 : frames + 1][:shift]
+        yield window_features(audio, kind, frames)[:shift]
         audio.advance(shift)
 
 
-def streamed(samples: FloatArray, piece: int, frames: int = 19, shift: int = 16) -> Tensor:
+def streamed(
+    samples: FloatArray, piece: int, kind: FeatureKind = FBANK, frames: int = 19, shift: int = 16
+) -> Tensor:
     """The features of a stream that gets `piece` samples at a time."""
-    audio, parts = LiveAudio(), []
+    audio, parts = LiveAudio(kind), []
     for begin in range(0, len(samples), piece):
         audio.accept(samples[begin : begin + piece], 16000)
-        parts += chunks(audio, frames, shift)
+        parts += chunks(audio, kind, frames, shift)
     audio.finish()
-    parts += chunks(audio, frames, shift)
+    parts += chunks(audio, kind, frames, shift)
     while audio.frames:
         left = audio.frames
-        features, _ = batch_features([audio.window(frames)], torch.device("cpu"), frames + 1)
-        parts.append(features[0, 1 : 1 + min(left, shift)])
+        parts.append(window_features(audio, kind, frames)[: min(left, shift)])
         audio.advance(shift)
-    return torch.cat(parts)
+    return torch.cat(parts) if parts else torch.zeros(0, kind.num_mel_bins)
 
 
 @pytest.mark.parametrize("piece", [160, 1001, 100_000])
@@ -46,6 +53,16 @@ def streamed(samples: FloatArray, piece: int, frames: int = 19, shift: int = 16)
 def test_features_equal_those_of_the_whole_audio(piece: int, size: int) -> None:
     samples = sound(2.0)[:size]
     torch.testing.assert_close(streamed(samples, piece), audio_features(samples))
+
+
+@pytest.mark.parametrize("piece", [160, 1001, 100_000])
+@pytest.mark.parametrize("size", [100, 160, 399, 3240, 16079, 16080])
+@pytest.mark.parametrize("shift", [1, 16])
+def test_nemo_features_equal_those_of_the_whole_audio(piece: int, size: int, shift: int) -> None:
+    samples, kind = sound(2.0)[:size], FeatureKind("nemo", 64)
+    found = streamed(samples, piece, kind, frames=shift, shift=shift)
+    assert found.shape == (size // 160, 64)
+    torch.testing.assert_close(found, kind.of_recording(samples), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rate", [8000, 44100, 48000])

@@ -14,6 +14,7 @@ import torch
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.search.stream_search import Arc
+from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.recogniser import Recogniser
@@ -21,7 +22,7 @@ from pruned_rnnt.transcribe.segments import LostSpeech, SegmentConfig
 from pruned_rnnt.transcribe.stream import FinalText
 from pruned_rnnt.transcribe.stream_marks import StreamMarks
 from pruned_rnnt.transcribe.transcribe_command import print_live
-from tests.tiny_models import tiny_conformer, tiny_model
+from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model
 from tests.transcribe.random_model import babble
 from tests.transcribe.test_lost_speech import audio
 
@@ -37,10 +38,12 @@ def recogniser_of(
     loss: dict[str, Any] | None = None,
     decode: DecodeConfig | None = None,
     lost_speech: LostSpeech = "retry",
+    encoder: EncoderConfig | None = None,
 ) -> Recogniser:
     """A model that emits symbols for any sound, without a CTC head."""
     tokenizer = train_tokenizer(["one two three", "four five"], TokenizerConfig(kind="char"))
-    model = tiny_model(tiny_conformer(causal=True), len(tokenizer), **(loss or {}))
+    encoder = encoder or tiny_conformer(causal=True)
+    model = tiny_model(encoder, len(tokenizer), **(loss or {}))
     model.ctc_head = None
     segments = SegmentConfig(lost_speech=lost_speech)
     return Recogniser(model, tokenizer, segments=segments, decode=decode)
@@ -139,6 +142,23 @@ def test_marks_have_times_of_the_stream() -> None:
     for mark, later in zip(first, second, strict=True):
         assert later[1:] == pytest.approx([mark.start + 5, mark.end + 5], abs=0.05)
     assert [mark[1:] for mark in short] == [pytest.approx((1.5, 9.0), abs=0.15)]
+
+
+def test_marks_do_not_depend_on_the_features_of_the_model() -> None:
+    """Those of NeMo hide speech as quiet as this."""
+    found = []
+    for encoder in (None, tiny_fastconformer(causal=True, feature_norm="fixed")):
+        recogniser = recogniser_of(encoder=encoder)
+        lose_speech(recogniser, True)
+        stream = recogniser.stream(endpoints=NEVER)
+        stream.accept_waveform(0.01 * SOUND)
+        stream.finish()
+        while recogniser.step([stream]):
+            pass
+        (final,) = stream.take_finals()
+        found.append(final.marks)
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
 
 
 def test_long_losses_are_marked_as_they_go_on() -> None:

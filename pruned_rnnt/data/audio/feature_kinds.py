@@ -16,7 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.data.audio.features import FEATURE_DIM, FRAME_SAMPLES, audio_features, frame_count
+from pruned_rnnt.data.audio.features import (
+    FEATURE_DIM,
+    FRAME_SAMPLES,
+    audio_features,
+    batch_features,
+    frame_count,
+)
 from pruned_rnnt.data.audio.nemo_features import nemo_features
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 
@@ -77,6 +83,11 @@ class FeatureKind(NamedTuple):
         """What follows shorter recordings in batches of training: a tiny log energy, or silence."""
         return 0.0 if self.name == "samples" else _LOG_EPSILON
 
+    @property
+    def frames_before(self) -> int:
+        """Frames before a frame whose samples it may need."""
+        return 2 if self.name == "nemo" else 1
+
     def of_recording(self, samples_S: FloatArray) -> Tensor:
         """The features (T, F) of a recording on the CPU; T may be 0."""
         if self.name == "fbank":
@@ -102,6 +113,26 @@ class FeatureKind(NamedTuple):
         frames_T = torch.arange(features_NTF.size(1), device=device)
         beyond_NT = frames_T >= lengths_N.to(device)[:, None]
         return features_NTF.masked_fill(beyond_NT[:, :, None], 0.0), lengths_N
+
+    def of_windows(
+        self, windows: Sequence[FloatArray], device: torch.device, before: int, frames: int
+    ) -> Tensor:
+        """The features (N, T, F) of parts of streams, in T = `frames` frames, on the device.
+
+        Args:
+            windows: the samples (S,) of `before` frames, of which at least `frames_before` are
+                needed, and of the frames themselves. Frames beyond the end of one are undefined.
+
+        Raises:
+            ValueError: for `samples`, which are not computed in windows.
+        """
+        if self.name == "samples":
+            raise ValueError("features are samples, needs fbank or nemo")
+        if self.name == "fbank":
+            features_NTF, _ = batch_features(windows, device, before + frames)
+        else:
+            features_NTF, _ = nemo_features(windows, device, self.num_mel_bins, before + frames)
+        return features_NTF[:, before : before + frames]
 
     def energies(self, features_TF: Tensor) -> Tensor:
         """(T, F) energies of mel bins: the features themselves, but those of `samples`."""

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from pruned_rnnt.data.audio.audio_stream import ResampledStream
+from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
 from pruned_rnnt.data.audio.features import FRAME_SAMPLES, MIN_SAMPLES, SAMPLING_RATE
 from pruned_rnnt.data.audio.samples import LARGEST, sample_array, scaled, too_large, whole_rate
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 logger = logging.getLogger(__name__)
 
-# Samples from the start of a frame to the end of its window of 25 ms.
+# Samples from the start of a frame to the end of its window of 25 ms; NeMo's ends 5 ms earlier.
 _WINDOW_END = FRAME_SAMPLES // 2 + SAMPLING_RATE // 80
 # Digital silence kept before the first sound: 0.2 s.
 _SILENCE = SAMPLING_RATE // 5
@@ -32,20 +33,26 @@ class LiveAudio:
     models emit words for silence without any. Memory grows only with samples that `advance` has not
     passed yet.
 
+    Args:
+        kind: `fbank`, whose features see the samples mirrored at both ends, or `nemo`, whose see
+            zeros there.
+
     Attributes:
         begin: seconds of silence dropped at the beginning.
         replaced: number of NaN and infinite samples, which became 0.
         clipped: number of samples that were outside [-1, 1].
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: FeatureKind = FBANK) -> None:
         self.begin = 0.0
+        self._mirrors = kind.name == "fbank"
+        self._frames_before = kind.frames_before
         self.replaced = self.clipped = 0
         self._resampler = ResampledStream(SAMPLING_RATE, SAMPLING_RATE)
-        # From one frame before the next one on; before the first frame, its samples mirrored.
+        # From `frames_before` the next frame on; before the first, what its features see there.
         self._parts: list[FloatArray] = []
         self._size = 0
-        self._has_sound = self._has_mirror = self._ended = False
+        self._has_sound = self._has_begun = self._ended = False
         self._silent = 0  # samples of digital silence before the first sound
 
     def accept(self, samples: Any, sampling_rate: float) -> None:
@@ -94,21 +101,24 @@ class LiveAudio:
         self._ended = True
         if not self._has_sound:
             self.begin = self._silent / SAMPLING_RATE
-        if self._has_sound and not self._has_mirror:
-            self._mirror(np.pad(self._joined(), (0, max(0, MIN_SAMPLES - self._size))))
+        if self._has_sound and not self._has_begun:
+            missing = max(0, MIN_SAMPLES - self._size) if self._mirrors else 0
+            self._begin(np.pad(self._joined(), (0, missing)))
 
     @property
     def frames(self) -> int:
         """Feature frames that can be computed now, from the next one on."""
-        if not self._has_mirror:
+        if not self._has_begun:
             return 0
         if self._ended:
-            return max(0, (self._size + FRAME_SAMPLES // 2) // FRAME_SAMPLES - 1)
-        return max(0, (self._size - _WINDOW_END) // FRAME_SAMPLES)
+            rounding = FRAME_SAMPLES // 2 if self._mirrors else 0
+            return max(0, (self._size + rounding) // FRAME_SAMPLES - self._frames_before)
+        return max(0, (self._size - _WINDOW_END) // FRAME_SAMPLES + 1 - self._frames_before)
 
     def window(self, frames: int) -> FloatArray:
-        """Samples (S,) whose features are one frame to leave out, and the next `frames` frames."""
-        return self._joined()[: FRAME_SAMPLES * frames + _WINDOW_END]
+        """Samples (S,) of the `frames_before` to leave out, and of the next `frames` frames."""
+        last = self._frames_before + frames - 1
+        return self._joined()[: FRAME_SAMPLES * last + _WINDOW_END]
 
     def advance(self, frames: int) -> None:
         """Pass the next frames, as far as there are any."""
@@ -126,8 +136,8 @@ class LiveAudio:
         if len(samples_S):
             self._parts.append(samples_S)
             self._size += len(samples_S)
-        if not self._has_mirror and self._size > _WINDOW_END:
-            self._mirror(self._joined())
+        if not self._has_begun and self._size > _WINDOW_END:
+            self._begin(self._joined())
 
     def _without_silence(self, samples_S: FloatArray) -> FloatArray:
         """The samples from 0.2 s before the first sound on; none before there is one."""
@@ -142,11 +152,13 @@ class LiveAudio:
         kept_S = np.zeros(silent - dropped, dtype=np.float32)
         return np.concatenate((kept_S, samples_S[sounds[0] :]))
 
-    def _mirror(self, samples_S: FloatArray) -> None:
-        """Start the samples, which the features see mirrored before their beginning."""
-        self._parts = [np.concatenate((samples_S[:FRAME_SAMPLES][::-1], samples_S))]
+    def _begin(self, samples_S: FloatArray) -> None:
+        """Start the samples after those that the features see before their beginning."""
+        before = FRAME_SAMPLES * self._frames_before
+        before_S = samples_S[:before][::-1] if self._mirrors else np.zeros(before, np.float32)
+        self._parts = [np.concatenate((before_S, samples_S))]
         self._size = len(self._parts[0])
-        self._has_mirror = True
+        self._has_begun = True
 
     def _clean(self, samples_SC: FloatArray) -> FloatArray:
         magnitudes = np.abs(samples_SC)

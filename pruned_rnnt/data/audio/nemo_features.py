@@ -39,24 +39,31 @@ def nemo_frame_count(samples: int) -> int:
 
 
 def nemo_features(
-    samples: Sequence[FloatArray | Pcm16Array], device: torch.device, num_mel_bins: int
+    samples: Sequence[FloatArray | Pcm16Array],
+    device: torch.device,
+    num_mel_bins: int,
+    frames: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The features of N recordings (S,), computed together on a device.
 
     Args:
         samples: floats within -1 .. 1, or 16-bit integers.
         num_mel_bins: F.
+        frames: the least T.
 
     Returns:
         (N, T, F) float32 on the device, of which the frames beyond the (N,) int64 lengths, which
-        are on the CPU, are undefined. There is one frame more than the longest recording has.
+        are on the CPU, are undefined. There is at least one frame more than the longest recording
+        has.
     """
     lengths_N = torch.tensor([nemo_frame_count(len(samples_S)) for samples_S in samples])
-    waves_NS = torch.zeros(len(samples), max(len(samples_S) for samples_S in samples))
+    longest = max(len(samples_S) for samples_S in samples)
+    waves_NS = torch.zeros(len(samples), max(longest, (frames - 1) * _SHIFT))
     for row_S, samples_S in zip(waves_NS, samples, strict=True):
         scale = 2**-15 if samples_S.dtype == np.int16 else 1
-        row_S[: len(samples_S)] = torch.from_numpy(samples_S.astype(np.float32)) * scale
-        row_S[1 : len(samples_S)] -= _PREEMPHASIS * row_S[: len(samples_S) - 1].clone()
+        own_S = row_S[: len(samples_S)]
+        own_S.copy_(torch.from_numpy(samples_S.astype(np.float32)) * scale)
+        own_S[1:] -= _PREEMPHASIS * own_S[:-1].clone()
     window_S, filters_FB = nemo_constants(device, num_mel_bins)
     spectrum_NBT = torch.stft(
         waves_NS.to(device),
