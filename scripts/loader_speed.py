@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader

@@ -14,7 +14,7 @@ import torch
 from lhotse import CutSet
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule

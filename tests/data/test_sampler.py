@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.data.input.augmentation import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig

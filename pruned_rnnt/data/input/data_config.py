@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pruned_rnnt.config.checks import check_at_least, check_fractions
-from pruned_rnnt.data.input.augmentation import AugmentationConfig
+from pruned_rnnt.data.input.augmentation_config import AugmentationConfig
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.joining import JoiningConfig
 

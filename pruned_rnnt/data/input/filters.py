@@ -6,12 +6,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
-
-from lhotse import CutSet
+from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from lhotse import CutSet
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,9 @@ class CutFilter:
 
 def filter_cuts(cuts: Iterable[Any], cut_filter: CutFilter, split: str) -> CutSet:
     """The cuts that pass the filter, in memory; logs one line about the others."""
+    # Here, because every command reads FilterConfig, and few need lhotse.
+    from lhotse import CutSet
+
     kept = CutSet.from_cuts(cut for cut in cuts if cut_filter(cut))
     left_out = sum(cut_filter.counts().values())
     logger.info("%s: %d cuts, %d left out: %s", split, len(kept), left_out, cut_filter.describe())
