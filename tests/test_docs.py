@@ -31,6 +31,15 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert not missing, f"{page.name} names {missing}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / "recipes").rglob("*.md")], ids=str)
+def test_code_fits_beside_the_tables_of_contents(page: Path) -> None:
+    """docs/stylesheets/site.css makes room for 100 characters; longer lines scroll."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```.*?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    long = [line for block in blocks for line in block.splitlines() if len(line) > 100]
+    assert not long, f"wrap {long}"
+
+
 def test_import_table_equals_the_tested_one() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     table = text.partition("<!-- imports -->")[2].partition("<!-- end -->")[0]
