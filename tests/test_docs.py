@@ -140,11 +140,14 @@ def test_readme_example_runs() -> None:
     assert names["encoder_out"].grad.isfinite().all()
 
 
-def test_citation_has_the_version_of_the_package() -> None:
+def test_citation_and_changelog_have_the_version_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = OmegaConf.load(ROOT / "CITATION.cff")
     assert str(citation.version) == pruned_rnnt.__version__
     assert citation.license == project["license"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.findall(r"^## (\d\S*) \((.*)\)$", changelog, flags=re.MULTILINE)[0]
+    assert newest == (pruned_rnnt.__version__, str(citation["date-released"]))
 
 
 @pytest.mark.parametrize(
