@@ -53,8 +53,11 @@ class PreparedFolder:
     def manifests(self, split: str) -> list[Path]:
         """The manifest of a split, or the manifests of its shards in order.
 
-        Raises FileNotFoundError naming the file and the existing splits.
+        Several splits with commas between their names are one, in their order. Raises
+        FileNotFoundError naming the file and the existing splits.
         """
+        if "," in split:
+            return [path for name in split.split(",") for path in self.manifests(name)]
         path = self.cuts_path(split)
         if path.is_file():
             return [path]
