@@ -100,7 +100,8 @@ def test_chain_reaches_card_metadata_and_inspect(
     assert stored == read_chain(folder)
     assert stored is not None
     assert (stored.licence, len(stored.origins)) == ("Apache-2.0", 3)
-    for target in (tuned, folder):
+    (folder / "licences.json").unlink()
+    for target in (tuned, folder, folder / "model.pt"):
         capsys.readouterr()
         assert main(["inspect", str(target)]) == 0
         shown = capsys.readouterr().out
@@ -110,10 +111,13 @@ def test_chain_reaches_card_metadata_and_inspect(
 
 
 @pytest.mark.slow
-def test_a_run_of_an_older_version_says_what_is_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [None, "{}"])
+def test_a_run_of_an_older_version_says_what_is_unknown(tmp_path: Path, kept: str | None) -> None:
     corpus, run = make_corpus(tmp_path / "old"), tmp_path / "run"
     assert main(["train", *tiny_overrides(corpus, run, "train.steps=2")]) == 0
     RunFolder(run).licences.unlink()
+    if kept is not None:
+        RunFolder(run).licences.write_text(kept)
     onnx = pytest.importorskip("onnx")
     assert main(["export", str(run), "--format", "onnx", "card.license=mit"]) == 0
     card = (run / "export/onnx/README.md").read_text()
