@@ -54,7 +54,14 @@ def test_prepare_records_licence_and_source(
     assert origin.digest == before.digest
     note = ["--license", "LDC User Agreement", "--license-note", "research only"]
     assert prepare(table, output, *note) == 0
-    assert PreparedFolder(output).origin().licence.note == "research only"
+    licence = PreparedFolder(output).origin().licence
+    assert licence.note == "research only"
+    # Data that are taken from this folder keep its licence, unless another one is stated.
+    manifest, again = output / "train_cuts.jsonl.gz", tmp_path / "again"
+    assert prepare(manifest, again) == 0
+    assert PreparedFolder(again).origin().licence == licence
+    assert prepare(manifest, again, "--license", "CC-BY-4.0") == 0
+    assert PreparedFolder(again).origin().licence == Licence(id="CC-BY-4.0")
 
 
 @pytest.mark.slow
