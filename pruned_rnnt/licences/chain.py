@@ -29,6 +29,7 @@ _PROPOSED = (
     "CC-BY-NC-SA-4.0",
     "CC-BY-NC-ND-4.0",
 )
+_ADVICE = "restore it from a copy, because nothing else names all that the model was made from"
 _NONE_FITS = "No usual one fits: "
 
 
@@ -153,7 +154,7 @@ def chain_from(values: Any, path: Path) -> Chain:
     try:
         return from_json(Chain, values)
     except TypeError as error:
-        raise damaged(path, error) from error
+        raise damaged(path, error, _ADVICE) from error
 
 
 def read_chain(folder: Path) -> Chain | None:
@@ -163,7 +164,7 @@ def read_chain(folder: Path) -> Chain | None:
         ValueError: the file is damaged.
     """
     path = RunFolder(folder).licences
-    return chain_from(read_json(path), path) if path.is_file() else None
+    return chain_from(read_json(path, _ADVICE), path) if path.is_file() else None
 
 
 def merged(*parts: Iterable[Origin]) -> tuple[Origin, ...]:

@@ -37,7 +37,7 @@ def test_file_returns_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ['{"origins": 3}', '{"origins": [{"kind": "data"}]}', "{", "[]"])
 def test_damaged_file_is_named(text: str, tmp_path: Path) -> None:
     RunFolder(tmp_path).licences.write_text(text)
-    with pytest.raises(ValueError, match=r"licences\.json"):
+    with pytest.raises(ValueError, match=r"licences\.json is damaged .*: restore it"):
         read_chain(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,11 @@ def test_prepare_records_licence_and_source(
     assert prepare(table, output, *note) == 0
     licence = PreparedFolder(output).origin().licence
     assert licence.note == "research only"
+    report = json.loads((output / "prepare.json").read_text())
+    (output / "prepare.json").write_text(json.dumps({**report, "licence": "MIT"}))
+    with pytest.raises(ValueError, match=r"prepare\.json is damaged \(licence: .*id, source and"):
+        PreparedFolder(output).origin()
+    (output / "prepare.json").write_text(json.dumps(report))
     # Data that are taken from this folder keep its licence, unless another one is stated.
     manifest, again = output / "train_cuts.jsonl.gz", tmp_path / "again"
     assert prepare(manifest, again) == 0
