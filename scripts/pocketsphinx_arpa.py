@@ -1,10 +1,11 @@
 """Convert a binary trigram model of words, such as that of the package pocketsphinx, to ARPA.
 
     pip install pocketsphinx
-    python -m scripts.pocketsphinx_arpa words.arpa
+    python -m scripts.pocketsphinx_arpa words.arpa            # --upper for recognisers of capitals
 
-The English model in the package has 72,547 words. The program is for models in the trie format
-with quantised probabilities; the package's own converter stops at them with an error.
+The English model in the package has 72,547 words, in small letters. The program is for models in
+the trie format with quantised probabilities; the package's own converter stops at them with an
+error.
 
 Axes: W words, B bigrams, T trigrams.
 """
@@ -139,6 +140,18 @@ def write_arpa(model: Trigrams, file: TextIO) -> None:
     file.write("\n\\end\\\n")
 
 
+def in_capitals(model: Trigrams) -> Trigrams:
+    """The model with its words in capitals, except marks such as <s>.
+
+    Raises:
+        ValueError: two words become one.
+    """
+    words = [word if word.startswith("<") else word.upper() for word in model.words]
+    if len(set(words)) < len(words):
+        raise ValueError("--upper makes one word of two: the model has capitals already")
+    return model._replace(words=words)
+
+
 def packaged_model() -> Path:
     """The English model in the package pocketsphinx."""
     spec = importlib.util.find_spec("pocketsphinx")
@@ -151,8 +164,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path, help="ARPA file to write")
     parser.add_argument("--model", type=Path, help="binary model (default: that of pocketsphinx)")
+    parser.add_argument("--upper", action="store_true", help="write the words in capitals")
     options = parser.parse_args()
     model = read_model(options.model or packaged_model())
+    if options.upper:
+        model = in_capitals(model)
     with options.output.open("w", encoding="utf-8") as file:
         write_arpa(model, file)
     print(f"{options.output}: {len(model.words):,} words")

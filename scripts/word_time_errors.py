@@ -2,13 +2,16 @@
 
     python -m scripts.word_time_errors RUN --split test data.path=FOLDER
 
-Aligns the utterances with their texts as `pruned-rnnt align` does, with the run's calibration and
-without it, and prints the mean absolute and the mean error of starts and ends of words.
+Aligns the utterances with their texts as `pruned-rnnt align` does, without the run's calibration
+and, if it has one of times, with it, and prints the mean absolute and the mean error of starts and
+ends of words.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -41,7 +44,11 @@ def time_errors(
     batches: Sequence[Batch],
     calibration: Calibration | None,
 ) -> TimeErrors:
-    """Errors of all utterances whose alignment has the words of the reference."""
+    """Errors of all utterances whose alignment has the words of the reference.
+
+    Raises:
+        ValueError: no utterance has word times and an alignment.
+    """
     errors: list[tuple[float, float]] = []
     for batch in batches:
         spoken = dict(zip(batch.ids, batch.words, strict=True))
@@ -53,18 +60,27 @@ def time_errors(
                 (found.start - word.start, found.end - word.start - word.duration)
                 for found, word in zip(utterance.words, words, strict=True)
             ]
+    if not errors:
+        raise ValueError(
+            "no utterance has word times and an alignment: name a set with word times, such as "
+            "`pruned-rnnt align --format lhotse` writes"
+        )
     return TimeErrors(*torch.tensor(errors).T)
 
 
 def main() -> None:
     run, loaded, batches = load_run_and_split(__doc__.splitlines()[0])
-    for name, calibration in (
-        ("without calibration", None),
-        ("calibrated", read_calibration(run, loaded.model.vocab_size)),
-    ):
+    found = read_calibration(run, loaded.model.vocab_size)
+    calibrations: dict[str, Calibration | None] = {"without calibration": None}
+    if found is not None and found.times is not None:
+        calibrations["calibrated"] = found
+    for name, calibration in calibrations.items():
         errors = time_errors(loaded.model, loaded.tokenizer, batches, calibration)
         print(f"{name}: {len(errors.start_W)} words, {errors}")
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"{Path(__file__).stem}: {error}")

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import runpy
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
@@ -116,6 +117,13 @@ def test_broken_library_falls_back_with_a_warning(tmp_path: Path) -> None:
     assert cells(result.stdout, "log_probs")[0] == "fallback", result.stderr
     assert "does not load" in result.stdout
     assert "UserWarning: pruned_rnnt runs plain torch on cpu" in result.stderr
+
+
+def test_a_cut_library_falls_back_instead_of_ending_the_process(tmp_path: Path) -> None:
+    header = b"\x7fELF\x02\x01".ljust(40, b"\0") + struct.pack("<Q10xHH2x", 10_000, 64, 2)
+    (tmp_path / "libpruned_rnnt_cpu.so").write_bytes(header)
+    result = run_with_torch(REPORT, PRUNED_RNNT_LIBRARY_DIR=str(tmp_path))
+    assert "does not load: its last 10,064 bytes are missing" in result.stdout, result.stderr
 
 
 CALLS = """

@@ -31,6 +31,15 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     assert not missing, f"{page.name} names {missing}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / "recipes").rglob("*.md")], ids=str)
+def test_code_fits_beside_the_tables_of_contents(page: Path) -> None:
+    """docs/stylesheets/site.css makes room for 100 characters; longer lines scroll."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```.*?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    long = [line for block in blocks for line in block.splitlines() if len(line) > 100]
+    assert not long, f"wrap {long}"
+
+
 def test_import_table_equals_the_tested_one() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     table = text.partition("<!-- imports -->")[2].partition("<!-- end -->")[0]
@@ -131,11 +140,14 @@ def test_readme_example_runs() -> None:
     assert names["encoder_out"].grad.isfinite().all()
 
 
-def test_citation_has_the_version_of_the_package() -> None:
+def test_citation_and_changelog_have_the_version_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = OmegaConf.load(ROOT / "CITATION.cff")
     assert str(citation.version) == pruned_rnnt.__version__
     assert citation.license == project["license"]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.findall(r"^## (\d\S*) \((.*)\)$", changelog, flags=re.MULTILINE)[0]
+    assert newest == (pruned_rnnt.__version__, str(citation["date-released"]))
 
 
 @pytest.mark.parametrize(

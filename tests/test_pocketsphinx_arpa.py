@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pruned_rnnt.decode.fusion.word_files import read_orders
-from scripts.pocketsphinx_arpa import read_model, write_arpa
+from scripts.pocketsphinx_arpa import in_capitals, read_model, write_arpa
 
 LOG_BASE = np.log10(1.0001)
 WORDS = ["<s>", "a", "b"]
@@ -68,6 +68,10 @@ def test_ngrams_are_those_of_the_binary_model(tmp_path: Path) -> None:
         for first, after, prob, backoff in BIGRAMS
     ]
     assert sections[3].splitlines()[1:] == ["-1.5000\ta b a", "-0.2500\t<s> a b"]
+    capitals = in_capitals(read_model(tmp_path / "model.bin"))
+    assert capitals.words == ["<s>", "A", "B"]
+    with pytest.raises(ValueError, match="one word of two"):
+        in_capitals(capitals._replace(words=["a", "A"]))
     arpa = tmp_path / "words.arpa"
     arpa.write_text(file.getvalue(), encoding="utf-8")
     assert len(read_orders(arpa)) == 3

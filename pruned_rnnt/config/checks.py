@@ -42,6 +42,22 @@ def check_at_least(section: str, config: object, **least: float) -> None:
             raise ValueError(f"{section}.{name} is {shown}, needs at least {bound}")
 
 
+def joined_names(key: str, value: object) -> str:
+    """The names of a text such as `dev,test`, or of a list, once each with commas between them.
+
+    Args:
+        key: of the setting, for the message.
+
+    Raises:
+        ValueError: there is no name, or an empty one; the message names key and value.
+    """
+    names = value if isinstance(value, list | tuple) else str(value).split(",")
+    stripped = [str(name).strip() for name in names]
+    if not stripped or not all(stripped):
+        raise ValueError(f"{key} is {value!r}, needs names of splits, such as dev or dev,test")
+    return ",".join(dict.fromkeys(stripped))
+
+
 def check_fractions(section: str, config: object, *names: str, below_one: bool = False) -> None:
     """Raise an error for settings outside 0 to 1, or equal to 1 if `below_one`.
 

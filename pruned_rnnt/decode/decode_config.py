@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from pruned_rnnt.config.checks import Removed, check_at_least
+from pruned_rnnt.config.checks import Removed, check_at_least, joined_names
 from pruned_rnnt.decode.encode import Precision
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.scoring.headline import MetricChoice
@@ -85,10 +85,7 @@ class DecodeConfig:
     fusion: FusionConfig = field(default_factory=FusionConfig)
 
     def __post_init__(self) -> None:
-        splits = self.split if isinstance(self.split, list | tuple) else str(self.split).split(",")
-        if not splits or not all(str(split).strip() for split in splits):
-            raise ValueError(f"decode.split is {self.split!r}, needs names of splits")
-        object.__setattr__(self, "split", ",".join(str(split).strip() for split in splits))
+        object.__setattr__(self, "split", joined_names("decode.split", self.split))
         check_at_least("decode", self, max_symbols_per_frame=0, beam_size=1, num_best=1)
         check_at_least("decode", self, chunk=WHOLE, left=0)
         if self.chunk == WHOLE and self.left:
@@ -113,5 +110,5 @@ class DecodeConfig:
 
     @property
     def splits(self) -> list[str]:
-        """The names of `split`, once each."""
-        return list(dict.fromkeys(self.split.split(",")))
+        """The names of `split`."""
+        return list(self.split.split(","))

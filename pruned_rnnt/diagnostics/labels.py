@@ -68,6 +68,12 @@ def isolated(text: str) -> str:
     return text
 
 
+def columns(text: str) -> int:
+    """The width of a text: two for each Chinese, Japanese or Korean character, none for marks."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(is_mark(character) for character in text)
+
+
 def is_mark(character: str) -> bool:
     """True for combining marks, False for ""."""
     return bool(character) and unicodedata.category(character)[0] == "M"

@@ -14,7 +14,7 @@ from torch import Tensor
 from pruned_rnnt.diagnostics.alignment import Alignment
 from pruned_rnnt.diagnostics.axes import FAINT_INK, INK, PAPER, add_colour_bar, plain_axes
 from pruned_rnnt.diagnostics.figure import PATH, draw_lattice, lattice_size, lattice_visits
-from pruned_rnnt.diagnostics.labels import is_mark, printable, use_fonts_of_labels
+from pruned_rnnt.diagnostics.labels import columns, is_mark, printable, use_fonts_of_labels
 from pruned_rnnt.system.optional_packages import require
 
 if TYPE_CHECKING:
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 # A label needs about this many inches; of labels that are closer, only the first is drawn.
 _LABEL_INCHES = 0.11
-# Characters of the title per inch.
-_CHARACTERS = 12
+# Columns of the title per inch, and inches of a column of a word; see `columns`.
+_TITLE_COLUMNS = 10
+_COLUMN_INCHES = 0.055
 # More are not searched for places to wrap.
 _MOST_OF_TITLE = 1000
 _TRACK_TINTS = ("#d0ebff", "#ffe3ec", "#e6fcf5")
@@ -85,7 +86,7 @@ def utterance_figure(
     features_TF = features_TF[: per_frame * logit_length]
     _draw_spectrogram(spectrogram, features_TF, (-0.5, logit_length - 0.5))
     _draw_emissions(spectrogram, emissions, _LABEL_INCHES * frames_per_inch)
-    _draw_tracks(words, tracks)
+    _draw_tracks(words, tracks, _COLUMN_INCHES * frames_per_inch)
     for axes in (spectrogram, words):
         plain_axes(axes)
         axes.tick_params(bottom=False)
@@ -93,12 +94,13 @@ def utterance_figure(
     ticks = [t for t in lattice.get_xticks() if 0 <= t < logit_length]
     lattice.set_xticks(ticks, [f"{t:.0f}\n{t * frame_seconds:.2f} s" for t in ticks])
     add_colour_bar(figure, image, lattice)
+    shown = [printable(line, _MOST_OF_TITLE) for line in title.splitlines()]
     lines = [
         part
-        for line in title.splitlines()
+        for line in shown
         for part in wrap(
-            printable(line, _MOST_OF_TITLE),
-            int(width * _CHARACTERS),
+            line,
+            int(width * _TITLE_COLUMNS * len(line) / max(1, columns(line))),
             max_lines=3,
             placeholder=" ...",
         )
@@ -128,7 +130,7 @@ def spectrogram_figure(
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     _draw_spectrogram(axes, features_TF, (0.0, seconds))
-    _draw_emissions(axes, words, _LABEL_INCHES * seconds / width, upright=True)
+    _draw_emissions(axes, words, _COLUMN_INCHES * seconds / width, upright=True)
     axes.set_xlabel("seconds")
     figure.suptitle(printable(title), fontsize=10)
     use_fonts_of_labels(figure)
@@ -155,7 +157,7 @@ def _draw_emissions(
 ) -> None:
     """Draw lines at the times of tokens, and labels above them if there is room.
 
-    label_width: height of a line of text, on the axis of time.
+    label_width: on the axis of time, height of a line of text, or if upright, width of a column.
     """
     free = -1.0
     for token, frame in emissions:
@@ -163,7 +165,7 @@ def _draw_emissions(
         if frame < free:
             continue
         text = printable(token)
-        free = frame + label_width * (len(text) / 2 if upright else 1)
+        free = frame + label_width * (columns(text) if upright else 1)
         axes.annotate(
             text,
             (frame, 1.0),
@@ -179,14 +181,21 @@ def _draw_emissions(
         )
 
 
-def _draw_tracks(axes: Axes, tracks: Sequence[Track]) -> None:
+def _draw_tracks(axes: Axes, tracks: Sequence[Track], column_width: float) -> None:
+    """Draw rows of words, with labels where that of the word before leaves room.
+
+    column_width: on the axis of time.
+    """
     for row, track in enumerate(tracks):
         tint = _TRACK_TINTS[row % len(_TRACK_TINTS)]
+        free = -1.0
         for word, begin, end in track.words:
             axes.barh(row, end - begin, left=begin - 0.5, height=0.86, color=tint)
             axes.plot((begin - 0.5,) * 2, (row - 0.43, row + 0.43), color=FAINT_INK, linewidth=0.9)
-            axes.text(
-                begin - 0.3, row, printable(word), fontsize=7, color=INK, va="center", clip_on=True
-            )
+            if begin < free:
+                continue
+            text = printable(word)
+            free = begin + column_width * columns(text)
+            axes.text(begin - 0.3, row, text, fontsize=7, color=INK, va="center", clip_on=True)
     axes.set_yticks(range(len(tracks)), [track.name for track in tracks])
     axes.set_ylim(max(len(tracks), 1) - 0.5, -0.5)

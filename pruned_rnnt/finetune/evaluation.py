@@ -202,7 +202,8 @@ def _same(path: str, other: str) -> bool:
 def _split(config: ExperimentConfig, path: str) -> str:
     """The split of decode.split, or else of data.valid; empty if the folder has neither."""
     splits = PreparedFolder(Path(path)).splits()
-    return next((s for s in (*config.decode.splits, config.data.valid) if s in splits), "")
+    wanted = (*config.decode.splits, *config.data.valid.split(","))
+    return next((split for split in wanted if split in splits), "")
 
 
 def _saved(folder: Path) -> list[TestSet]:

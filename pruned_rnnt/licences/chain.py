@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
 from pruned_rnnt.system.whole_files import write_lines
 
+# Inside words of some scripts.
+_JOINERS = "\u200c\u200d"
 # What an error proposes, the freest first.
 _PROPOSED = (
     "Apache-2.0",
@@ -27,6 +29,8 @@ _PROPOSED = (
     "CC-BY-NC-SA-4.0",
     "CC-BY-NC-ND-4.0",
 )
+_ADVICE = "restore it from a copy, because nothing else names all that the model was made from"
+_NONE_FITS = "No usual one fits: "
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,9 @@ class Licence:
     id: str = UNKNOWN
     source: str = ""
     note: str = ""
+
+    def __post_init__(self) -> None:
+        _keep_one_line(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,9 @@ class Origin:
     licence: Licence = field(default_factory=Licence)
     digest: str = ""
 
+    def __post_init__(self) -> None:
+        _keep_one_line(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
@@ -69,6 +79,9 @@ class Chain:
     licence: str = UNKNOWN
     reason: str = ""
     origins: tuple[Origin, ...] = ()
+
+    def __post_init__(self) -> None:
+        _keep_one_line(self)
 
     def contradictions(self) -> list[str]:
         """A line for each origin whose licence the model's own contradicts."""
@@ -96,8 +109,8 @@ class Chain:
         raise ConfigError(
             f"card.license={self.licence} contradicts what the model was made from:\n"
             + "".join(f"  {line}\n" for line in found)
-            + (f"Choose one that fits, such as {fitting[0]}" if fitting else "No usual one fits")
-            + ", or say in card.license_reason why it may be given; the card shows the reason"
+            + (f"Choose one that fits, such as {fitting[0]}, or " if fitting else _NONE_FITS)
+            + "say in card.license_reason why it may be given; the card shows the reason"
         )
 
     def lines(self) -> list[str]:
@@ -120,6 +133,18 @@ class Chain:
         write_lines(RunFolder(folder).licences, [text])
 
 
+def _keep_one_line(record: Licence | Origin | Chain) -> None:
+    """Make each text of a record one line without control characters.
+
+    The files may come from somebody else: a text could add lines to a card, or act on a terminal.
+    """
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if isinstance(value, str):
+            shown = "".join(c if c.isprintable() or c in _JOINERS else " " for c in value)
+            object.__setattr__(record, each.name, " ".join(shown.split()))
+
+
 def chain_from(values: Any, path: Path) -> Chain:
     """A chain from plain values.
 
@@ -129,7 +154,7 @@ def chain_from(values: Any, path: Path) -> Chain:
     try:
         return from_json(Chain, values)
     except TypeError as error:
-        raise damaged(path, error) from error
+        raise damaged(path, error, _ADVICE) from error
 
 
 def read_chain(folder: Path) -> Chain | None:
@@ -139,7 +164,7 @@ def read_chain(folder: Path) -> Chain | None:
         ValueError: the file is damaged.
     """
     path = RunFolder(folder).licences
-    return chain_from(read_json(path), path) if path.is_file() else None
+    return chain_from(read_json(path, _ADVICE), path) if path.is_file() else None
 
 
 def merged(*parts: Iterable[Origin]) -> tuple[Origin, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 from pruned_rnnt.config.load import plain_yaml
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.licences.chain import Chain
+from pruned_rnnt.licences.hub_names import hub_metadata
 from pruned_rnnt.licences.terms import TERMS, UNKNOWN, demands, spdx
 from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.train.card_config import CardConfig
@@ -75,8 +76,7 @@ class ModelCard:
     def front_matter(self) -> dict[str, Any]:
         """The metadata that the hub reads."""
         values: dict[str, Any] = {
-            # The hub spells identifiers in lower case.
-            "license": self.chain.licence.lower(),
+            **hub_metadata(self.chain.licence),
             "library_name": "pruned_rnnt",
             "pipeline_tag": _TASK,
             "tags": [_TASK, "speech", "pruned_rnnt", *self.kind.split()],

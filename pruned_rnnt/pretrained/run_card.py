@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.config.load import to_dict
+from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.licences.chain import Chain
 from pruned_rnnt.model.ctc_model import CtcModel
@@ -42,26 +43,32 @@ def card_of_run(config: ExperimentConfig, loaded: LoadedModel, chain: Chain) -> 
         causal=model.encoder.config.causal,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         symbols=model.vocab_size,
-        data=_data_sentence(config),
+        data=_data_sentences(config.data),
         results=tuple(read_measurements(RunFolder(config.folder).results, fingerprint(model))),
         settings=_settings(config),
         code=_training_code(config.folder),
     )
 
 
-def _data_name(config: ExperimentConfig) -> str:
-    return Path(config.data.path).resolve().name
+def _data_sentences(data: DataConfig) -> str:
+    """About the training data, and old data that are mixed in; empty if nothing is known."""
+    sentences = [_data_sentence(data.path, data.train)]
+    if data.old_path and data.old_share > 0:
+        old = _data_sentence(data.old_path, data.train)
+        old = old or f"`{Path(data.old_path).resolve().name}`."
+        sentences.append(f"A share of {data.old_share:.0%} of the utterances is old data: {old}")
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _data_sentence(config: ExperimentConfig) -> str:
-    """From prepare.json of the data; empty if it is not there."""
+def _data_sentence(path: str, train: str) -> str:
+    """From prepare.json of a folder; empty if it is not there."""
     try:
-        report = PreparedFolder(Path(config.data.path)).report()
-        split = report["splits"][config.data.train]
+        report = PreparedFolder(Path(path)).report()
+        split = report["splits"][train]
         return (
-            f"`{_data_name(config)}`, prepared by the recipe `{report['recipe']}`: "
+            f"`{Path(path).resolve().name}`, prepared by the recipe `{report['recipe']}`: "
             f"{split['utterances']:,} utterances, {split['hours']:.2f} hours, "
-            f"{len(split['speakers']):,} speakers (split {config.data.train})."
+            f"{len(split['speakers']):,} speakers (split {train})."
         )
     except (OSError, json.JSONDecodeError, KeyError, TypeError, ValueError):
         return ""

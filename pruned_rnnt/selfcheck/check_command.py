@@ -64,10 +64,10 @@ def pick_device(name: str | None) -> torch.device:
     has_cuda = torch.cuda.is_available()
     wanted = name or ("cuda" if has_cuda else "cpu")
     kind, _, index = wanted.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise UsageError(f"--device is {wanted!r}, needs cpu, cuda or cuda:N")
-    if kind == "cpu":
+    if wanted == "cpu":
         return torch.device("cpu")
+    if kind != "cuda" or (index and not index.isdecimal()):
+        raise UsageError(f"--device is {wanted!r}, needs cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if has_cuda else 0
     if int(index or 0) >= count:
         raise UsageError(f"--device is {wanted!r}, but torch sees {count} CUDA devices")
@@ -85,9 +85,12 @@ def run_check(device: torch.device, *, write: bool, report: Path | None) -> bool
         report: JSON file to write.
 
     Raises:
+        UsageError: there is no folder for the report.
         ValueError: the file of switched kernels is damaged.
         OSError: a file cannot be written.
     """
+    if report is not None and not report.parent.is_dir():
+        raise UsageError(f"--json {report}: there is no folder {report.parent}")
     machine = describe_machine(device)
     width = max(map(len, machine)) + 2
     print("\n".join(f"{name.ljust(width)}{value}" for name, value in machine.items()))

@@ -125,12 +125,18 @@ def write_switches(checked: Sequence[Switch], wrong: Sequence[Switch]) -> Path:
 
     Raises:
         ValueError: the file is damaged.
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; the message says what to do.
     """
     others = [x for x in read_switches() if not any(x.is_for(each) for each in checked)]
     path = switch_file()
     entries = [asdict(x) for x in (*others, *wrong)]
-    write_lines(path, [json.dumps({"switched": entries}, indent=2)])
+    try:
+        write_lines(path, [json.dumps({"switched": entries}, indent=2)])
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be written ({error.strerror}), so nothing is switched: set "
+            "XDG_CONFIG_HOME to a folder that can, here and for later processes"
+        ) from error
     _why_switched.cache_clear()
     return path
 

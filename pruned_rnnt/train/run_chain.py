@@ -33,8 +33,8 @@ def chain_of_run(config: ExperimentConfig) -> Chain:
         ValueError: licences.json of the run or prepare.json of its data is damaged.
     """
     chain = read_chain(config.folder)
-    if chain is None:
-        # Trained by a version that did not record the chain.
+    if chain is None or not chain.origins:
+        # Trained by a version that did not record the chain, or the file was emptied.
         before: tuple[Origin, ...] = ()
         if config.train.init:
             before = (Origin(kind="weights", name=Path(config.train.init).name),)

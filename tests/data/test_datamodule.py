@@ -306,3 +306,19 @@ def test_ids_that_look_like_repeated_ones(tmp_path: Path) -> None:
     assert len(repeats) == 1
     (batch,) = DataModule(config).test_loader("odd")
     assert not batch.repeats
+
+
+def test_several_splits_are_validated_as_one(corpus: Path) -> None:
+    dev, test = ([cut.id for cut in PreparedFolder(corpus).cuts(x)] for x in ("dev", "test"))
+    for value in ("dev, test", ["dev", "test", "dev"]):
+        both = config(corpus, valid=value)
+        assert both.valid == "dev,test"
+        found = [name for batch in DataModule(both).valid_loader() for name in batch.ids]
+        assert sorted(found) == sorted(dev + test)
+    with pytest.raises(FileNotFoundError, match=r"no split 'odd'.*splits found: dev, test, train"):
+        DataModule(config(corpus, valid="dev,odd")).valid_loader()
+    for empty in ([], "dev,", ""):
+        with pytest.raises(ValueError, match=r"data.valid is .*needs names of splits"):
+            config(corpus, valid=empty)
+    with pytest.raises(ValueError, match=r"data.train is 'train,dev', needs the name of one"):
+        config(corpus, train="train,dev")

@@ -102,8 +102,8 @@ def test_several_sets_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert "test greedy" in shown
     assert main(["decode", str(run), "decode.split=dev,odd"]) == 1
     assert "no split 'odd'" in capsys.readouterr().err
-    assert main(["decode", str(run), "data.valid=[dev, test]"]) != 0
-    assert "'data.valid': takes one value, not a list" in capsys.readouterr().err
+    assert main(["decode", str(run), "data.train=[train, dev]"]) != 0
+    assert "'data.train': takes one value, not a list" in capsys.readouterr().err
 
 
 def test_scores_hold_the_inputs_and_all_results(run: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from pruned_rnnt import Bounds
 from pruned_rnnt.diagnostics import Track, utterance_figure, viterbi_alignment
+from pruned_rnnt.diagnostics.labels import columns
 from tests.lattice_paths import Rows, posteriors, random_rows
 
 TRACKS = [Track("spoken", [("ab", 0.0, 2.0), ("c$", 2.0, 4.0)]), Track("recognised", [])]
@@ -69,6 +70,28 @@ def test_labels_without_room_are_dropped_but_not_their_lines() -> None:
     places = [int(text.get_text()) for text in spectrogram.texts]
     assert 20 < len(places) < 150
     assert min(b - a for a, b in pairwise(places)) > 1
+
+
+def test_words_without_room_are_dropped_but_not_their_bars() -> None:
+    crowded = Track("spoken", [("extraordinary", 0.0, 0.1), ("words", 0.1, 0.2), ("b", 3.0, 3.1)])
+    words = utterance_figure(**example(tracks=[crowded])).axes[1]  # type: ignore[arg-type]
+    assert [text.get_text() for text in words.texts] == ["extraordinary", "b"]
+    assert len(words.patches) == 3
+
+
+@pytest.mark.parametrize(
+    "title", ["U+0E21 " * 60, "THE QUICK BROWN FOX " * 30], ids=["codes", "capitals"]
+)
+def test_titles_fit_into_the_picture(title: str) -> None:
+    figure = utterance_figure(**example(title=title))  # type: ignore[arg-type]
+    figure.canvas.draw()
+    (shown,) = (text for text in figure.texts if text.get_text())
+    extent = shown.get_window_extent()
+    assert 0 <= extent.x0 < extent.x1 <= figure.bbox.x1
+
+
+def test_wide_characters_and_marks_count() -> None:
+    assert [columns(text) for text in ("", "ab", "\u4e2d\u6587", "e\u0301")] == [0, 2, 4, 1]
 
 
 @pytest.mark.parametrize(("frames", "symbols"), [(1, 0), (1500, 400)])

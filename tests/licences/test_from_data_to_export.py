@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,19 @@ def test_prepare_records_licence_and_source(
     assert origin.digest == before.digest
     note = ["--license", "LDC User Agreement", "--license-note", "research only"]
     assert prepare(table, output, *note) == 0
-    assert PreparedFolder(output).origin().licence.note == "research only"
+    licence = PreparedFolder(output).origin().licence
+    assert licence.note == "research only"
+    report = json.loads((output / "prepare.json").read_text())
+    (output / "prepare.json").write_text(json.dumps({**report, "licence": "MIT"}))
+    with pytest.raises(ValueError, match=r"prepare\.json is damaged \(licence: .*id, source and"):
+        PreparedFolder(output).origin()
+    (output / "prepare.json").write_text(json.dumps(report))
+    # Data that are taken from this folder keep its licence, unless another one is stated.
+    manifest, again = output / "train_cuts.jsonl.gz", tmp_path / "again"
+    assert prepare(manifest, again) == 0
+    assert PreparedFolder(again).origin().licence == licence
+    assert prepare(manifest, again, "--license", "CC-BY-4.0") == 0
+    assert PreparedFolder(again).origin().licence == Licence(id="CC-BY-4.0")
 
 
 @pytest.mark.slow
@@ -100,7 +113,8 @@ def test_chain_reaches_card_metadata_and_inspect(
     assert stored == read_chain(folder)
     assert stored is not None
     assert (stored.licence, len(stored.origins)) == ("Apache-2.0", 3)
-    for target in (tuned, folder):
+    (folder / "licences.json").unlink()
+    for target in (tuned, folder, folder / "model.pt"):
         capsys.readouterr()
         assert main(["inspect", str(target)]) == 0
         shown = capsys.readouterr().out
@@ -110,10 +124,13 @@ def test_chain_reaches_card_metadata_and_inspect(
 
 
 @pytest.mark.slow
-def test_a_run_of_an_older_version_says_what_is_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [None, "{}"])
+def test_a_run_of_an_older_version_says_what_is_unknown(tmp_path: Path, kept: str | None) -> None:
     corpus, run = make_corpus(tmp_path / "old"), tmp_path / "run"
     assert main(["train", *tiny_overrides(corpus, run, "train.steps=2")]) == 0
     RunFolder(run).licences.unlink()
+    if kept is not None:
+        RunFolder(run).licences.write_text(kept)
     onnx = pytest.importorskip("onnx")
     assert main(["export", str(run), "--format", "onnx", "card.license=mit"]) == 0
     card = (run / "export/onnx/README.md").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pruned_rnnt.licences.hub_names import hub_metadata
 from pruned_rnnt.licences.terms import TERMS, contradiction, demands, spdx
 
 
@@ -61,3 +62,19 @@ def test_every_licence_fits_itself_and_gives_no_more_than_it_has(name: str) -> N
 def test_identifiers_have_any_case() -> None:
     assert spdx(" cc-by-4.0") == "CC-BY-4.0"
     assert spdx("LDC User Agreement") == "LDC User Agreement"
+
+
+@pytest.mark.parametrize(
+    ("licence", "metadata"),
+    [
+        ("cc-by-nc-4.0", {"license": "cc-by-nc-4.0"}),
+        ("GPL-3.0-only", {"license": "gpl-3.0"}),
+        ("agpl-3.0-or-later", {"license": "agpl-3.0"}),
+        ("ODbL-1.0", {"license": "odbl"}),
+        ("unknown", {"license": "unknown"}),
+        ("CC-BY-SA-2.0", {"license": "other", "license_name": "cc-by-sa-2.0"}),
+        ("LDC User Agreement", {"license": "other", "license_name": "ldc-user-agreement"}),
+    ],
+)
+def test_names_that_the_hub_accepts(licence: str, metadata: dict[str, str]) -> None:
+    assert hub_metadata(licence) == metadata

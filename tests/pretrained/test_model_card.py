@@ -14,6 +14,7 @@ import torch
 from pruned_rnnt import __version__
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
+from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.model.fingerprint import fingerprint
 from pruned_rnnt.run.measured import read_measurements
@@ -107,6 +108,20 @@ def test_card_without_settings_says_what_is_unknown(
     card = (run / "export/icefall/README.md").read_text()
     assert "## Training data\n\n10 h of calls" in card
     assert "\n\nFor calls only.\n\n" in card
+
+
+def test_card_names_old_data(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    run = save_run(tmp_path / "run", make_model(tokenizer), tokenizer)
+    split = {"utterances": 3, "hours": 0.5, "speakers": ["a"]}
+    (tmp_path / "new").mkdir()
+    write_report(tmp_path / "new", {"recipe": "own", "splits": {"train": split}})
+    paths = [f"data.path={tmp_path / 'new'}", f"data.old_path={tmp_path / 'old'}"]
+    card = export(run, *paths, "data.old_share=0.3")
+    assert (
+        "`new`, prepared by the recipe `own`: 3 utterances, 0.50 hours, 1 speakers (split train). "
+        "A share of 30% of the utterances is old data: `old`."
+    ) in card
 
 
 @pytest.mark.slow

@@ -145,7 +145,17 @@ def test_infinite_errors_in_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert values["machine"]["torch"] == torch.__version__
 
 
-@pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99"])
+def test_files_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found(monkeypatch, wrong(ENCODERS))
+    with pytest.raises(UsageError, match=r"--json .*there is no folder"):
+        run_check(cpu(), write=False, report=tmp_path / "none" / "r.json")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    with pytest.raises(OSError, match=r"file.pruned_rnnt.* nothing is switched: set XDG_CONFIG"):
+        run_check(cpu(), write=True, report=None)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cpu:1", "cpu:", "cuda:x", "cuda:99"])
 def test_no_such_device(device: str) -> None:
     with pytest.raises(UsageError, match=f"--device is '{device}'"):
         pick_device(device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from pruned_rnnt.config.checks import check_at_least, check_fractions
+from pruned_rnnt.config.checks import check_at_least, check_fractions, joined_names
 from pruned_rnnt.data.input.augmentation_config import AugmentationConfig
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.joining import JoiningConfig
@@ -16,7 +16,8 @@ class DataConfig:
     """The data and how to make batches of it.
 
     path: folder that `pruned-rnnt prepare` wrote.
-    train, valid: names of the splits to train and to validate on.
+    train: name of the split to train on.
+    valid: split to validate on, or several as one: `dev,test` or `[dev, test]`.
     old_path: folder that `pruned-rnnt prepare` wrote; utterances of its split `train` are mixed in,
         so that fine-tuning does not forget them. Empty for none.
     old_share: share of these among the training utterances. An epoch has all utterances of `path`.
@@ -45,7 +46,8 @@ class DataConfig:
 
     path: str = "data/synthetic"
     train: str = "train"
-    valid: str = "dev"
+    # A text or a list, which `__post_init__` joins.
+    valid: Any = "dev"
     old_path: str = ""
     old_share: float = 0.25
     features: Literal["stored", "waveform"] = "stored"
@@ -67,6 +69,12 @@ class DataConfig:
     joining: JoiningConfig = field(default_factory=JoiningConfig)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "valid", joined_names("data.valid", self.valid))
+        if "," in self.train:
+            raise ValueError(
+                f"data.train is {self.train!r}, needs the name of one split: prepare the "
+                "utterances of all of them together"
+            )
         if self.speed_factors and self.features == "stored":
             raise ValueError(
                 "data.speed_factors needs data.features=waveform, because the speeds of stored "

@@ -126,7 +126,7 @@ class CutFilter:
     def describe(self) -> str:
         """One line with the number of cuts left out for each reason, and the first ids."""
         if not self.left_out:
-            return "none left out"
+            return "none"
         parts = []
         for reason, count in sorted(self.left_out.items()):
             names = ", ".join(sorted(self.examples[reason])[:_MAX_LISTED])

@@ -32,6 +32,9 @@ from pruned_rnnt.system.json_file import damaged, from_json, read_json
 
 REPORT_NAME = "prepare.json"
 _DIGITS = 16
+_LICENCE_ADVICE = (
+    "it needs the texts id, source and note; the command that prepared the folder writes them"
+)
 _MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
 
 
@@ -53,8 +56,11 @@ class PreparedFolder:
     def manifests(self, split: str) -> list[Path]:
         """The manifest of a split, or the manifests of its shards in order.
 
-        Raises FileNotFoundError naming the file and the existing splits.
+        Several splits with commas between their names are one, in their order. Raises
+        FileNotFoundError naming the file and the existing splits.
         """
+        if "," in split:
+            return [path for name in split.split(",") for path in self.manifests(name)]
         path = self.cuts_path(split)
         if path.is_file():
             return [path]
@@ -100,7 +106,7 @@ class PreparedFolder:
         try:
             licence = from_json(Licence, report.get("licence", {}))
         except TypeError as error:
-            raise damaged(path, error) from error
+            raise damaged(path, f"licence: {error}", _LICENCE_ADVICE) from error
         counts = json.dumps([report.get("recipe"), report.get("splits")], sort_keys=True)
         digest = hashlib.sha256(counts.encode()).hexdigest()[:_DIGITS]
         return Origin(kind="data", name=name, licence=licence, digest=f"counts:{digest}")

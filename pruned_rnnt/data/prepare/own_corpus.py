@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_builder import build_corpus
 from pruned_rnnt.data.prepare.corpus_options import (
     NumberOption,
@@ -23,6 +24,7 @@ from pruned_rnnt.data.prepare.splits import SingleSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 from pruned_rnnt.licences.arguments import add_licence_arguments, licence_of
+from pruned_rnnt.licences.chain import Licence
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Writes the prepared folder at `options.output`."""
     licence = licence_of(options)
+    if licence == Licence():
+        licence = _known_licence(options.source)
     config = build_config("own", options)
     if options.only_test and options.tokenizer_from is None:
         raise ValueError(
@@ -114,3 +118,11 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         markup=False,
         soft_wrap=True,
     )
+
+
+def _known_licence(source: Path) -> Licence:
+    """The licence in prepare.json, if the source is a manifest of another prepared folder.
+
+    Raises ValueError if prepare.json is damaged.
+    """
+    return PreparedFolder(source.parent).origin().licence if source.is_file() else Licence()

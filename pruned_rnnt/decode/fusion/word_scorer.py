@@ -65,7 +65,8 @@ class WordNgramScorer:
             raise ValueError(
                 f"the letters {''.join(letters)!r} spell {trie.words:,} of the "
                 f"{len(model.words):,} words of the n-gram model (not, for example, "
-                f"{model.words[-1]!r}): it needs words in the spelling of the recogniser's texts"
+                f"{model.words[-1]!r}): it needs words in the spelling of the recogniser's texts, "
+                "in capitals if these are"
             )
         self._child_SC, self._first_S, self._stop_S, self._word_S = trie.tensors()
         self._letter_log_prob = -math.log(len(letters) + 1)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
 import sys
 import warnings
 from functools import cache
@@ -47,6 +48,9 @@ CUDA_ONLY = frozenset(
         "packed_log_probs",
     ]
 )
+
+# Of a 64-bit file: the place of its section headers, which are at the end, their size and number.
+_ELF_HEADER = struct.Struct("<40xQ10xHH2x")
 
 logger = logging.getLogger("pruned_rnnt")
 
@@ -98,11 +102,27 @@ def _load(device: str) -> str | None:
     if reason := why_switched(LOSSES, device, path):
         return reason
     try:
+        if missing := _missing_bytes(path):
+            return f"{path} does not load: its last {missing:,} bytes are missing; install it again"
         torch.ops.load_library(str(path))
     except OSError as error:
         return f"{path} does not load: {error}"
     _STATE[device] = f"native ({path})"
     return None
+
+
+def _missing_bytes(path: Path) -> int:
+    """The number of bytes that were cut off the end of an ELF file.
+
+    The loader maps such a file and ends the process with SIGBUS.
+    """
+    with path.open("rb") as file:
+        header = file.read(_ELF_HEADER.size)
+    if len(header) < _ELF_HEADER.size or not header.startswith(b"\x7fELF\x02\x01"):
+        return 0
+    numbers: tuple[int, int, int] = _ELF_HEADER.unpack(header)
+    sections, size, count = numbers
+    return max(0, sections + size * count - path.stat().st_size)
 
 
 def load_native() -> None:
