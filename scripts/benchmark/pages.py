@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scripts.benchmark import lost_speech_tables
+from scripts.benchmark.finetune_table import finetune_nemo
 from scripts.benchmark.markdown import Row, markdown, provenance, read_rows
 from scripts.benchmark.quantised_table import quantised
 from scripts.benchmark.training_tables import (
@@ -202,6 +203,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "transcribe": transcribe,
     "export": export,
     "quantised": quantised,
+    "finetune_nemo": finetune_nemo,
     "streams": lambda: turns("streams"),
     "lost_totals": lost_speech_tables.totals,
     "lost_conditions": lost_speech_tables.conditions,
