@@ -59,9 +59,7 @@ class JointInputs:
             *self._layer_and_inputs, targets, None, *lengths, activation=self.activation, **options
         )
 
-    def rnnt_loss_tdt(
-        self, duration_logits: JointInputs, *batch: Tensor, **options: Any
-    ) -> Tensor:
+    def rnnt_loss_tdt(self, duration_logits: JointInputs, *batch: Tensor, **options: Any) -> Tensor:
         """The TDT loss of the logits; arguments as of the function of that name."""
         targets, *lengths = batch
         return pruned_rnnt.rnnt_loss_tdt_fused(

@@ -173,15 +173,16 @@ class PrunedJointInputs(JointInputs):
     option = "pruned=..."
 
     def stored(self) -> Tensor:
-        am, lm = (projection(*each) for each in zip(self.projections, (self.am, self.lm)))
+        am, lm = (
+            projection(layer, x)
+            for layer, x in zip(self.projections, (self.am, self.lm), strict=True)
+        )
         return JointInputs(am, lm, self.weight, self.bias, self.activation).stored()
 
     def rnnt_loss(self, *batch: Tensor, **options: Any) -> Tensor:
         return self.pruned_loss.of_joint(self, None, *batch, **options)
 
-    def rnnt_loss_tdt(
-        self, duration_logits: JointInputs, *batch: Tensor, **options: Any
-    ) -> Tensor:
+    def rnnt_loss_tdt(self, duration_logits: JointInputs, *batch: Tensor, **options: Any) -> Tensor:
         return self.pruned_loss.of_joint(self, duration_logits, *batch, **options)
 
 

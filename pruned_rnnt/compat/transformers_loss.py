@@ -267,8 +267,8 @@ def use(
             then a `JointInputs`; in eval mode it is the logits. Where hooks or adapters change the
             joint or its head, logits are stored, and a warning says so.
         pruned: train with the pruned loss, which stores no logits either; in eval mode the loss is
-            the exact one. Each call makes new layers for the simple loss, `model.joint.pruned_loss`:
-            make the optimiser after it. A call without it removes them.
+            the exact one. Each call makes new layers for the simple loss, in
+            `model.joint.pruned_loss`: make the optimiser after it. A call without it removes them.
         options: as of `register`; sigma and omega only for TDT.
 
     Raises:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from pruned_rnnt import Joiner, PrunedTransducerLoss
@@ -82,10 +83,7 @@ def plain_loss(model: Any, **options: Any) -> PrunedTransducerLoss:
             getattr(joiner.output_linear, name).copy_(parameter[:vocab])
             if joiner.duration_linear is not None:
                 getattr(joiner.duration_linear, name).copy_(parameter[vocab:])
-    loss.load_state_dict(
-        {name: x for name, x in model.joint.pruned_loss.state_dict().items() if "extra" not in name},
-        strict=False,
-    )
+    loss.load_state_dict(dict(model.joint.pruned_loss.named_parameters()), strict=False)
     return loss
 
 
@@ -105,9 +103,7 @@ def test_losses_and_gradients_are_those_of_the_module(durations: bool) -> None:
         output = model(**given)
         output.loss.backward()
 
-        inputs = [
-            x.detach().requires_grad_() for x in (output.logits.am, output.logits.lm)
-        ]
+        inputs = [x.detach().requires_grad_() for x in (output.logits.am, output.logits.lm)]
         plain = plain_loss(model, warm_up_steps=4, **own, **options)
         expected = plain(*inputs, LABELS, FRAMES, LENGTHS, step=step).loss.sum()
         expected.backward()
@@ -116,7 +112,8 @@ def test_losses_and_gradients_are_those_of_the_module(durations: bool) -> None:
         head = [layer.weight.grad, layer.bias.grad]
         if durations:
             layer = plain.joiner.duration_linear
-            head = [torch.cat(x) for x in zip(head, (layer.weight.grad, layer.bias.grad))]
+            of_durations = layer.weight.grad, layer.bias.grad
+            head = [torch.cat(pair) for pair in zip(head, of_durations, strict=True)]
         found = {name: x.grad for name, x in model.named_parameters()}
         of_simple = {f"joint.pruned_loss.{n}": x.grad for n, x in plain.named_parameters()}
         wanted = {"joint.head.weight": head[0], "joint.head.bias": head[1]} | {
@@ -129,3 +126,176 @@ def test_losses_and_gradients_are_those_of_the_module(durations: bool) -> None:
         torch.testing.assert_close(
             found["encoder_projector.bias"], inputs[0].grad.sum((0, 1)), rtol=1e-9, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("durations", [False, True], ids=["rnnt", "tdt"])
+def test_a_band_as_wide_as_the_text_gives_the_exact_loss(durations: bool) -> None:
+    model = model_of(durations).double()
+    given = batch(model, torch.float64)
+    keep_statistics(model)
+    transformers_loss.use(model, fused=True)
+    exact = gradients_of(model, given)
+    # The pruned loss alone.
+    pruned = PrunedOptions(s_range=4, simple_scale=0.0, warm_up_steps=0)
+    transformers_loss.use(model, pruned=pruned)
+    found = gradients_of(model, given)
+    for name, expected in exact.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-11)
+    narrow = PrunedOptions(s_range=2, simple_scale=0.0, warm_up_steps=0)
+    transformers_loss.use(model, pruned=narrow)
+    assert gradients_of(model, given)["loss"] > exact["loss"]
+
+
+def keep_statistics(model: Any) -> None:
+    """Of batch norms, which would change between two passes."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.momentum = 0.0
+
+
+def gradients_of(model: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss = model(**given).loss
+    loss.backward()
+    return {"loss": loss.detach()} | {name: x.grad for name, x in model.named_parameters()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durations", [False, True], ids=["rnnt", "tdt"])
+def test_a_model_learns_a_batch(durations: bool) -> None:
+    model = model_of(durations)
+    given = batch(model)
+    pruned = PrunedOptions(s_range=3, warm_up_steps=10)
+    transformers_loss.use(model, pruned=pruned, reduction="mean_batch")
+    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01)
+    simple = model.joint.pruned_loss.simple_am_proj.weight.detach().clone()
+    before = exact_loss(model, given)
+    for _ in range(160):
+        optimiser.zero_grad()
+        model(**given).loss.backward()
+        optimiser.step()
+    assert before > 5
+    assert exact_loss(model, given) < 0.5
+    assert not torch.equal(model.joint.pruned_loss.simple_am_proj.weight, simple)
+    assert model.joint.pruned_loss.calls == 160
+
+
+def exact_loss(model: Any, given: dict[str, Tensor]) -> float:
+    """That of evaluation, whose logits are stored."""
+    model.eval()
+    with torch.no_grad():
+        output = model(**given)
+    assert isinstance(output.logits, Tensor)
+    model.train()
+    return float(output.loss)
+
+
+def test_evaluation_has_the_exact_loss() -> None:
+    model = model_of(durations=True)
+    transformers_loss.use(model)
+    expected = exact_loss(model, batch(model))
+    transformers_loss.use(model, pruned=PrunedOptions())
+    assert exact_loss(model, batch(model)) == expected
+    assert model.joint.pruned_loss.calls == 0
+
+
+def test_logits_are_still_to_be_had() -> None:
+    model = model_of(durations=False)
+    transformers_loss.use(model, pruned=PrunedOptions())
+    given = batch(model)
+    keep_statistics(model)
+    logits = model(**given).logits
+    with pytest.raises(TypeError, match=r"which pruned=\.\.\. does not store in training"):
+        logits[0]
+    transformers_loss.use(model)
+    torch.testing.assert_close(logits.stored(), model(**given).logits)
+
+
+def test_the_warm_up_counts_steps_of_several_calls() -> None:
+    model = model_of(durations=False)
+    pruned = PrunedOptions(warm_up_steps=2, calls_per_step=2, simple_scale=0.0)
+    transformers_loss.use(model, pruned=pruned)
+    used = []
+    loss = model.joint.pruned_loss
+    loss.register_forward_hook(lambda *args: used.append(args[-1].simple_scale))
+    with torch.no_grad():
+        model(**batch(model))
+    for _ in range(5):
+        model(**batch(model)).loss.backward()
+    assert used == [1.0, 1.0, 1.0, 0.5, 0.5, 0.0]
+
+
+def test_layers_are_of_the_models_dtype_and_go_with_a_copy() -> None:
+    model = model_of(durations=True).to(torch.bfloat16)
+    transformers_loss.use(model, pruned=PrunedOptions())
+    new = {n: x for n, x in model.named_parameters() if n.startswith("joint.pruned_loss.")}
+    assert len(new) == 8
+    assert {x.dtype for x in new.values()} == {torch.bfloat16}
+    copied = copy.deepcopy(model)
+    loss = copied(**batch(model, torch.bfloat16)).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert copied.joint.pruned_loss.simple_am_proj.weight.grad.abs().max() > 0
+    assert all(x.grad is None for x in model.parameters())
+
+
+def test_under_autocast() -> None:
+    model = model_of(durations=True)
+    transformers_loss.use(model, pruned=PrunedOptions())
+    given = batch(model)
+    keep_statistics(model)
+    expected = model(**given).loss
+    model.joint.pruned_loss.calls = 0
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(**given).loss
+    found.backward()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
+
+
+def test_saved_models(tmp_path: Path) -> None:
+    """A folder saved in training has the layers of the simple loss, which transformers leaves out
+    with a warning; after use(model) it has the model's own."""
+    model = model_of(durations=True)
+    transformers_loss.use(model, pruned=PrunedOptions())
+    given = batch(model)
+    model(**given).loss.backward()
+    model.save_pretrained(tmp_path / "training")
+    again, report = ParakeetForTDT.from_pretrained(tmp_path / "training", output_loading_info=True)
+    assert {name.split(".")[1] for name in report["unexpected_keys"]} == {"pruned_loss"}
+    assert not report["missing_keys"]
+    transformers_loss.use(again, pruned=PrunedOptions())
+    assert exact_loss(again, given) == exact_loss(model, given)
+
+    again.load_state_dict(load_file(tmp_path / "training" / "model.safetensors"))
+    for (name, ours), theirs in zip(model.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+    assert again.joint.pruned_loss.calls == 1
+
+    transformers_loss.use(model)
+    model.save_pretrained(tmp_path / "plain")
+    saved = load_file(tmp_path / "plain" / "model.safetensors")
+    assert set(saved) == set(model_of(durations=True).state_dict())
+    assert type(model.joint).__module__.startswith("transformers.")
+
+
+def test_what_the_pruned_loss_does_not_have_is_refused() -> None:
+    model = model_of(durations=False)
+    kind = type(model.joint)
+    refused: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"pruned": True}, TypeError, r"pruned is True; it must be a PrunedOptions"),
+        ({"pruned": PrunedOptions(s_range=0)}, ValueError, "s_range is 0"),
+        ({"pruned": PrunedOptions(calls_per_step=0)}, ValueError, "calls_per_step is 0"),
+        ({"pruned": PrunedOptions(), "clamp": 0.1}, ValueError, "clamp is 0.1, which the pruned"),
+        ({"pruned": PrunedOptions(), "sigma": 0.1}, ValueError, "'sigma' is not an option"),
+    ]
+    for options, error, message in refused:
+        with pytest.raises(error, match=message):
+            transformers_loss.use(model, **options)
+        assert type(model.joint) is kind
+    with pytest.raises(ValueError, match=r"pruned=\.\.\. needs model\.joint to be one of"):
+        transformers_loss.use(torch.nn.Linear(2, 2), pruned=PrunedOptions())
+    transformers_loss.use(model, pruned=PrunedOptions())
+    model.joint.head.register_forward_hook(lambda module, inputs, output: 0 * output)
+    with pytest.raises(ValueError, match=r"joint\.head has forward hooks, so that the pruned loss"):
+        model(**batch(model))
