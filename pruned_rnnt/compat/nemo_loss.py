@@ -30,6 +30,7 @@ from torch import Tensor
 from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.compat.joint_inputs import JointInputs
+from pruned_rnnt.compat.nemo_outputs import extra_outputs, mark_outputs
 from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
 from pruned_rnnt.compat.pruned_joint import PrunedOptions, check_supported
 
@@ -111,13 +112,15 @@ class NemoRNNTLoss(torch.nn.Module):
             ValueError: acts have outputs behind the blank (durations of a TDT model, big blanks);
                 and as `pruned_rnnt.rnnt_loss`.
         """
-        extra = 0 if self.last_column is None else acts.shape[-1] - 1 - self.last_column
+        extra = extra_outputs(acts) or 0
         # A joint that samples its vocabulary moves the blank to the first column for a call.
-        if extra > 0 and self.blank == self.last_column:
+        if self.last_column is not None and self.blank == self.last_column:
+            extra = max(extra, acts.shape[-1] - 1 - self.last_column)
+        if extra > 0:
             raise ValueError(
-                f"acts has {extra} columns behind the blank, column {self.blank}: durations of a "
-                "TDT model, whose loss is loss_name: pruned_rnnt_tdt, or big blanks, which keep "
-                "NeMo's own loss"
+                f"loss_name: pruned_rnnt is for joints of symbols and the blank, and this joint "
+                f"has {extra} outputs more: durations of a TDT model, whose loss is loss_name: "
+                "pruned_rnnt_tdt, or big blanks, which keep NeMo's own loss"
             )
         options: dict[str, Any] = {
             "blank": self.blank,
@@ -163,6 +166,7 @@ def register(*, default: bool = False, tdt: bool = False) -> None:
                 force_float32=False,
             )
         nemo_rnnt.resolve_rnnt_loss = _resolving(nemo_rnnt.resolve_rnnt_loss, resolver)
+    mark_outputs()
     if default:
         resolver["default"] = resolver[LOSS_NAME]
     if tdt:
