@@ -6,6 +6,7 @@ Axes: as of pruned_joint.
 from __future__ import annotations
 
 import logging
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -25,9 +26,8 @@ class UnstoredLogits(nn.Module):
     @property
     def pruned(self) -> PrunedJointLoss | None:
         """The submodule `pruned_loss`; None if the joint trains with the exact loss."""
-        found = self._modules.get("pruned_loss")
-        assert found is None or isinstance(found, PrunedJointLoss)
-        return found
+        # Or what PEFT's modules_to_save wraps it in, which has its attributes.
+        return cast("PrunedJointLoss | None", self._modules.get("pruned_loss"))
 
     def count_call(self) -> None:
         """A training call of the joint begins, by which the pruned loss counts steps."""

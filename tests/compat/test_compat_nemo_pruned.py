@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pruned_rnnt import Joiner, PrunedTransducerLoss
 from pruned_rnnt.compat import nemo_loss
-from pruned_rnnt.compat.nemo_loss import PrunedOptions
+from pruned_rnnt.compat.pruned_joint import PrunedOptions
 from tests.compat.nemo_models import (
     DURATIONS,
     FRAMES,

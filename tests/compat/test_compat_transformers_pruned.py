@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pruned_rnnt import Joiner, PrunedTransducerLoss
 from pruned_rnnt.compat import transformers_loss
-from pruned_rnnt.compat.transformers_loss import PrunedOptions
+from pruned_rnnt.compat.pruned_joint import PrunedOptions
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 try:
@@ -237,6 +237,30 @@ def test_layers_are_of_the_models_dtype_and_go_with_a_copy() -> None:
     assert torch.isfinite(loss)
     assert copied.joint.pruned_loss.simple_am_proj.weight.grad.abs().max() > 0
     assert all(x.grad is None for x in model.parameters())
+
+
+class Wrapper(torch.nn.Module):
+    """As PEFT wraps what modules_to_save names."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__["_modules"]
+        return own[name] if name in own else getattr(own["inner"], name)
+
+
+def test_a_wrapper_of_the_layers_takes_part() -> None:
+    model = model_of(durations=False)
+    transformers_loss.use(model, pruned=PrunedOptions())
+    keep_statistics(model)
+    expected = model(**batch(model)).loss
+    inner = model.joint.pruned_loss
+    inner.calls = 0
+    model.joint.pruned_loss = Wrapper(inner)
+    assert torch.equal(model(**batch(model)).loss, expected)
+    assert inner.calls == 1
 
 
 def test_under_autocast() -> None:
