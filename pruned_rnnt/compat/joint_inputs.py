@@ -6,7 +6,7 @@ Axes: N batch, T frames, U symbols, D joint width, V outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ class JointInputs:
     bias: Tensor | None
     activation: str
 
+    # Of `use`, for messages.
+    option: ClassVar[str] = "fused=True"
+
     @property
     def device(self) -> torch.device:
         return self.am.device
@@ -48,6 +51,31 @@ class JointInputs:
         sums = self.am[:, :, None] + self.lm[:, None]
         hidden = activated(sums, ACTIVATIONS[self.activation])
         return torch.nn.functional.linear(hidden, self.weight, self.bias)
+
+    def rnnt_loss(self, *batch: Tensor, **options: Any) -> Tensor:
+        """The RNN-T loss of the logits; arguments as of the function of that name."""
+        targets, *lengths = batch
+        return pruned_rnnt.rnnt_loss_fused(
+            *self._layer_and_inputs, targets, None, *lengths, activation=self.activation, **options
+        )
+
+    def rnnt_loss_tdt(self, duration_logits: JointInputs, *batch: Tensor, **options: Any) -> Tensor:
+        """The TDT loss of the logits; arguments as of the function of that name."""
+        targets, *lengths = batch
+        return pruned_rnnt.rnnt_loss_tdt_fused(
+            *self._layer_and_inputs,
+            duration_logits.weight,
+            duration_logits.bias,
+            targets,
+            None,
+            *lengths,
+            activation=self.activation,
+            **options,
+        )
+
+    @property
+    def _layer_and_inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        return self.am, self.lm, self.weight, self.bias
 
     def squeeze(self, dim: int) -> JointInputs:
         """Itself; models call it for an axis that is not 1 wide in training."""
@@ -76,12 +104,11 @@ class JointInputs:
                 return replace(self, am=self.am[:, second])
         raise self._missing(f"[{key!r}]")
 
-    @staticmethod
-    def _missing(use: str) -> TypeError:
+    def _missing(self, use: str) -> TypeError:
         use = use if use.startswith("[") else f".{use}"
         return TypeError(
-            f"logits{use} needs the logits of the joint, which fused=True does not store in "
-            "training; use logits.stored(), the model in eval mode, or fused=False"
+            f"logits{use} needs the logits of the joint, which {self.option} does not store in "
+            f"training; use logits.stored(), the model in eval mode, or leave {self.option} out"
         )
 
 
@@ -92,13 +119,9 @@ def rnnt_loss(logits: Tensor | JointInputs, *batch: Tensor, **options: Any) -> T
         batch: targets, logit_lengths, target_lengths.
         options: keywords that `rnnt_loss` and `rnnt_loss_fused` have.
     """
-    if not isinstance(logits, JointInputs):
-        return pruned_rnnt.rnnt_loss(logits, *batch, **options)
-    targets, *lengths = batch
-    inputs = logits.am, logits.lm, logits.weight, logits.bias
-    return pruned_rnnt.rnnt_loss_fused(
-        *inputs, targets, None, *lengths, activation=logits.activation, **options
-    )
+    if isinstance(logits, JointInputs):
+        return logits.rnnt_loss(*batch, **options)
+    return pruned_rnnt.rnnt_loss(logits, *batch, **options)
 
 
 def rnnt_loss_tdt(
@@ -108,14 +131,8 @@ def rnnt_loss_tdt(
     **options: Any,
 ) -> Tensor:
     """`pruned_rnnt.rnnt_loss_tdt`, as `rnnt_loss`; the duration logits are of the same joint."""
-    if isinstance(logits, JointInputs) != isinstance(duration_logits, JointInputs):
+    if isinstance(logits, JointInputs) and isinstance(duration_logits, JointInputs):
+        return logits.rnnt_loss_tdt(duration_logits, *batch, **options)
+    if isinstance(logits, JointInputs) or isinstance(duration_logits, JointInputs):
         raise TypeError("logits and duration_logits must both be tensors, or both joint inputs")
-    if not (isinstance(logits, JointInputs) and isinstance(duration_logits, JointInputs)):
-        tensors = cast(Tensor, logits), cast(Tensor, duration_logits)
-        return pruned_rnnt.rnnt_loss_tdt(*tensors, *batch, **options)
-    targets, *lengths = batch
-    inputs = logits.am, logits.lm, logits.weight, logits.bias
-    durations = duration_logits.weight, duration_logits.bias
-    return pruned_rnnt.rnnt_loss_tdt_fused(
-        *inputs, *durations, targets, None, *lengths, activation=logits.activation, **options
-    )
+    return pruned_rnnt.rnnt_loss_tdt(logits, duration_logits, *batch, **options)

@@ -1,27 +1,47 @@
 """NeMo's joint with the choice to hand its inputs to the loss in training, instead of logits.
 
-Axes: N batch, T frames, U symbols, D joint width, V outputs.
+Axes: N batch, T frames, U symbols, E and P widths of encoder and predictor, D joint width.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from typing import Any
 
 from nemo.collections.asr.modules.rnnt import RNNTJoint
 from torch import Tensor, nn
 
 from pruned_rnnt.compat.joint_inputs import JointInputs
+from pruned_rnnt.compat.pruned_joint import PrunedJointLoss, PrunedOptions
+from pruned_rnnt.compat.unstored_joint import ACTIVATIONS, UnstoredLogits, change_pruned
 from pruned_rnnt.ops.common.plain_layers import LayerParameters, hook_of, linear_parameters
 
-logger = logging.getLogger(__name__)
-_ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
 
+class UnstoredJoint(UnstoredLogits, RNNTJoint):  # type: ignore[misc]
+    """Calls NeMo's own methods in evaluation, and where more than its plain layers take part."""
 
-class UnstoredJoint(RNNTJoint):  # type: ignore[misc]
-    """Calls NeMo's own method in evaluation, and where more than its plain layers take part."""
+    enc: nn.Linear
+    pred: nn.Linear
+    joint_net: nn.Sequential
 
-    _reason = ""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # Once for all parts of a batch that fused_batch_size makes.
+        self.count_call()
+        return super().forward(*args, **kwargs)
+
+    def joint(self, f: Tensor, g: Tensor) -> Tensor | JointInputs:
+        """The outputs of a lattice.
+
+        Args:
+            f: (N, T, E) frames.
+            g: (N, U+1, P) predictor outputs.
+        """
+        if self.training and self.pruned is not None:
+            inputs = self.inputs(f, g, projections=(self.enc, self.pred))
+            if inputs is not None:
+                return inputs
+        outputs: Tensor | JointInputs = super().joint(f, g)
+        return outputs
 
     def joint_after_projection(self, f: Tensor, g: Tensor) -> Tensor | JointInputs:
         """The outputs of a lattice.
@@ -30,46 +50,59 @@ class UnstoredJoint(RNNTJoint):  # type: ignore[misc]
             f: (N, T, D) projected frames.
             g: (N, U+1, D) projected predictor outputs.
         """
-        if self.training:
-            layer = _changed(self) or _output_layer(self.joint_net)
-            if not isinstance(layer, str):
-                return JointInputs(f, g, *layer, _ACTIVATIONS[type(self.joint_net[0])])
-            if layer != self._reason:
-                logger.warning("fused=True: the logits are stored, because %s", layer)
-                self._reason = layer
+        if self.training and self.pruned is None:
+            inputs = self.inputs(f, g)
+            if inputs is not None:
+                return inputs
         logits: Tensor = super().joint_after_projection(f, g)
         return logits
 
+    def layers(self) -> tuple[LayerParameters, nn.Module] | str:
+        changed = _changed(self)
+        if changed:
+            return changed
+        parameters = _output_layer(self.joint_net)
+        return parameters if isinstance(parameters, str) else (parameters, self.joint_net[0])
 
-def store_logits(joint: Any, *, stored: bool) -> None:
-    """Let a joint store its logits in training, or not.
+
+def prepare(
+    joint: Any, *, fused: bool, pruned: PrunedOptions | None, durations: Sequence[int] | None
+) -> None:
+    """Let a joint store its logits in training, or not; and train with the pruned loss, or not.
 
     Raises:
-        ValueError: it is of another class, or has layers between its inputs and the output layer
-            that need each node of the lattice.
+        TypeError, ValueError: it is of another class, or has layers between its inputs and the
+            output layer that need each node of the lattice; or as `PrunedJointLoss`.
     """
-    if stored:
+    if not fused and pruned is None:
         if type(joint) is UnstoredJoint:
+            change_pruned(joint, None)
             joint.__class__ = RNNTJoint
         return
+    option = "fused=True" if pruned is None else "pruned=..."
     if type(joint) not in (RNNTJoint, UnstoredJoint):
-        raise ValueError(f"fused=True needs model.joint to be an RNNTJoint, not {joint!r}")
+        raise ValueError(f"{option} needs model.joint to be an RNNTJoint, not {joint!r}")
     for index, layer in enumerate(joint.joint_net):
         if isinstance(layer, nn.Dropout) and layer.p > 0:
             raise ValueError(
-                f"fused=True does not support dropout between the joint's layers, which is "
-                f"{layer.p}: set model.joint.joint_net[{index}].p = 0, or leave fused=True out"
+                f"{option} does not support dropout between the joint's layers, which is "
+                f"{layer.p}: set model.joint.joint_net[{index}].p = 0, or leave {option} out"
             )
-    if type(joint.joint_net[0]) not in _ACTIVATIONS:
+    if type(joint.joint_net[0]) not in ACTIVATIONS:
         raise ValueError(
-            f"fused=True needs a joint with relu or tanh; this one has {joint.joint_net[0]!r}"
+            f"{option} needs a joint with relu or tanh; this one has {joint.joint_net[0]!r}"
         )
     if joint.masking_prob > 0:
         raise ValueError(
-            f"fused=True does not support masked predictor outputs: model.joint.masking_prob is "
-            f"{joint.masking_prob}; set it to 0, or leave fused=True out"
+            f"{option} does not support masked predictor outputs: model.joint.masking_prob is "
+            f"{joint.masking_prob}; set it to 0, or leave {option} out"
         )
+    loss = None
+    if pruned is not None:
+        widths = joint.enc.in_features, joint.pred.in_features
+        loss = PrunedJointLoss(pruned, widths, joint.joint_net[-1].weight, durations)
     joint.__class__ = UnstoredJoint
+    change_pruned(joint, loss)
 
 
 def _changed(joint: Any) -> str:
@@ -96,7 +129,7 @@ def _output_layer(joint_net: nn.Sequential) -> LayerParameters | str:
         if hook is not None:
             return f"{name} has a {type(module).__name__} that {hook}"
     activation, *others = before
-    if type(activation) not in _ACTIVATIONS:
+    if type(activation) not in ACTIVATIONS:
         return f"{name} begins with a {type(activation).__name__}"
     for layer in others:
         if type(layer) is not nn.Dropout or layer.p > 0:

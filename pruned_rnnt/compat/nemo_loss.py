@@ -7,9 +7,9 @@
 and in the model's YAML `loss: {loss_name: pruned_rnnt, pruned_rnnt_kwargs: {...}}`. NeMo's
 `RNNTLoss` and its joint with `fuse_loss_wer: true` then compute with `pruned_rnnt.rnnt_loss`;
 padding and reductions stay NeMo's own. `nemo_loss.use(model)` changes a model that is built
-already; with fused=True its joint does not store the logits in training. NeMo is imported by these
-two functions alone. Both losses are the exact ones, of the whole lattice. Multi-blank models keep
-NeMo's losses.
+already; with fused=True its joint does not store the logits in training, and with
+pruned=PrunedOptions() it trains with the pruned loss; else both losses are the exact ones, of the
+whole lattice. NeMo is imported by these two functions alone. Multi-blank models keep NeMo's losses.
 
 Axes: N batch, T frames, U symbols, V vocabulary with blank.
 """
@@ -30,7 +30,9 @@ from torch import Tensor
 from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.compat.joint_inputs import JointInputs
+from pruned_rnnt.compat.nemo_outputs import extra_outputs, mark_outputs
 from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
+from pruned_rnnt.compat.pruned_joint import PrunedOptions, check_supported
 
 LOSS_NAME = "pruned_rnnt"
 TDT_LOSS_NAME = "pruned_rnnt_tdt"
@@ -110,13 +112,15 @@ class NemoRNNTLoss(torch.nn.Module):
             ValueError: acts have outputs behind the blank (durations of a TDT model, big blanks);
                 and as `pruned_rnnt.rnnt_loss`.
         """
-        extra = 0 if self.last_column is None else acts.shape[-1] - 1 - self.last_column
+        extra = extra_outputs(acts) or 0
         # A joint that samples its vocabulary moves the blank to the first column for a call.
-        if extra > 0 and self.blank == self.last_column:
+        if self.last_column is not None and self.blank == self.last_column:
+            extra = max(extra, acts.shape[-1] - 1 - self.last_column)
+        if extra > 0:
             raise ValueError(
-                f"acts has {extra} columns behind the blank, column {self.blank}: durations of a "
-                "TDT model, whose loss is loss_name: pruned_rnnt_tdt, or big blanks, which keep "
-                "NeMo's own loss"
+                f"loss_name: pruned_rnnt is for joints of symbols and the blank, and this joint "
+                f"has {extra} outputs more: durations of a TDT model, whose loss is loss_name: "
+                "pruned_rnnt_tdt, or big blanks, which keep NeMo's own loss"
             )
         options: dict[str, Any] = {
             "blank": self.blank,
@@ -162,13 +166,16 @@ def register(*, default: bool = False, tdt: bool = False) -> None:
                 force_float32=False,
             )
         nemo_rnnt.resolve_rnnt_loss = _resolving(nemo_rnnt.resolve_rnnt_loss, resolver)
+    mark_outputs()
     if default:
         resolver["default"] = resolver[LOSS_NAME]
     if tdt:
         resolver["tdt"] = resolver[TDT_LOSS_NAME]
 
 
-def use(model: Any, *, fused: bool = False, **kwargs: Any) -> None:
+def use(
+    model: Any, *, fused: bool = False, pruned: PrunedOptions | None = None, **kwargs: Any
+) -> None:
     """Make an existing model compute its loss with pruned_rnnt.
 
     Its config, and so a .nemo file saved from it, keeps the name of the old loss. Call it after
@@ -179,14 +186,19 @@ def use(model: Any, *, fused: bool = False, **kwargs: Any) -> None:
         fused: do not store the joint's logits (N, T, U+1, V) in training; in eval mode, as in
             validation and decoding, the joint is as before. Where hooks, adapters or changed layers
             take part in the joint, logits are stored, and a warning says so.
+        pruned: train with the pruned loss, which stores no logits either; in eval mode the loss is
+            the exact one. Each call makes new layers for the simple loss, in
+            `model.joint.pruned_loss`: make the optimiser after it. A call without it removes them,
+            for example before `model.save_to`.
         kwargs: fastemit_lambda and the others of `NemoRNNTLoss`; of a TDT model, those of
             `NemoTDTLoss`, by default with durations, sigma and omega of its configuration.
 
     Raises:
         ImportError: as `register`.
-        ValueError: a multi-blank model, durations that are not those of the joint, or an unknown
-            keyword; or with fused, in_place, or a joint that is not NeMo's `RNNTJoint` with ReLU or
-            tanh, without dropout and masking.
+        TypeError, ValueError: a multi-blank model, durations that are not those of the joint, or an
+            unknown keyword; or with fused or pruned, in_place, or a joint that is not NeMo's
+            `RNNTJoint` with ReLU or tanh, without dropout and masking; or with pruned, clamp,
+            validate, or its options out of range.
     """
     extra = model.joint.num_extra_outputs
     name = LOSS_NAME
@@ -198,6 +210,8 @@ def use(model: Any, *, fused: bool = False, **kwargs: Any) -> None:
                 f"durations is {kwargs.get('durations')}: pass the durations of a TDT model; a "
                 "multi-blank model keeps NeMo's own loss"
             )
+    if pruned is not None:
+        check_supported(kwargs)
     if fused and kwargs.get("in_place"):
         raise ValueError(
             "in_place writes over the logits, and fused=True does not store them: leave one out"
@@ -210,9 +224,9 @@ def use(model: Any, *, fused: bool = False, **kwargs: Any) -> None:
         loss_kwargs=kwargs,
     )
     # Without that module, no joint leaves logits out.
-    if fused or "pruned_rnnt.compat.nemo_joint" in sys.modules:
-        importlib.import_module("pruned_rnnt.compat.nemo_joint").store_logits(
-            model.joint, stored=not fused
+    if fused or pruned is not None or "pruned_rnnt.compat.nemo_joint" in sys.modules:
+        importlib.import_module("pruned_rnnt.compat.nemo_joint").prepare(
+            model.joint, fused=fused, pruned=pruned, durations=kwargs.get("durations")
         )
     model.loss = loss
     if model.joint.fuse_loss_wer:

@@ -13,6 +13,7 @@ from torch import Tensor
 from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.compat.joint_inputs import JointInputs
+from pruned_rnnt.compat.nemo_outputs import extra_outputs
 
 _NAMES = {
     "logits": "acts",
@@ -88,10 +89,16 @@ class NemoTDTLoss(torch.nn.Module):
             (N,) without reduction, else a scalar; float64 for float64 acts, else float32.
 
         Raises:
-            ValueError: the columns are not V symbols, the blank and one for each of `durations`;
-                and as `pruned_rnnt.rnnt_loss_tdt`.
+            ValueError: the columns are not V symbols, the blank and one for each of `durations`, or
+                the joint has no durations; and as `pruned_rnnt.rnnt_loss_tdt`.
         """
-        count = len(self.durations)
+        count, extra = len(self.durations), extra_outputs(acts)
+        if extra is not None and extra != count:
+            raise ValueError(
+                f"loss_name: pruned_rnnt_tdt has {count} durations, {self.durations}, and the "
+                f"joint {extra} outputs besides symbols and blank: pass the durations of the "
+                "joint; one without durations needs loss_name: pruned_rnnt"
+            )
         column = acts.shape[-1] - count - 1
         if self.blank not in (column, column + count):
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,36 +12,45 @@ from transformers.models.parakeet.modeling_parakeet import (
 )
 
 from pruned_rnnt.compat.joint_inputs import JointInputs
-from pruned_rnnt.ops.common.plain_layers import hook_of, linear_parameters
+from pruned_rnnt.compat.pruned_joint import PrunedJointLoss, PrunedOptions
+from pruned_rnnt.compat.unstored_joint import ACTIVATIONS, UnstoredLogits, change_pruned
+from pruned_rnnt.ops.common.plain_layers import LayerParameters, hook_of, linear_parameters
 
-logger = logging.getLogger(__name__)
-_ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
 
-
-class _Unstored(nn.Module):
+class _Unstored(UnstoredLogits):
     """Calls the joint's own forward in evaluation, for single frames, and where hooks, adapters or
     other layers take part in it."""
 
-    head: nn.Module
+    head: nn.Linear
     activation: nn.Module
-    _reason = ""
 
     def forward(
         self, decoder_hidden_states: Tensor, encoder_hidden_states: Tensor
     ) -> Tensor | JointInputs:
         is_lattice = encoder_hidden_states.dim() == decoder_hidden_states.dim() == 4
         if self.training and is_lattice:
-            layer = linear_parameters(self.head)
-            hook = hook_of(self)
-            if hook is None and not isinstance(layer, str):
-                am, lm = encoder_hidden_states[:, :, 0], decoder_hidden_states[:, 0]
-                return JointInputs(am, lm, *layer, _ACTIVATIONS[type(self.activation)])
-            reason = f"joint.head {layer}" if hook is None else f"joint {hook}"
-            if reason != self._reason:
-                logger.warning("fused=True: the logits are stored, because %s", reason)
-                self._reason = reason
+            self.count_call()
+            inputs = self.inputs(
+                encoder_hidden_states[:, :, 0],
+                decoder_hidden_states[:, 0],
+                # The model has projected both.
+                projections=(nn.Identity(), nn.Identity()),
+            )
+            if inputs is not None:
+                return inputs
         logits: Tensor = super().forward(decoder_hidden_states, encoder_hidden_states)
         return logits
+
+    def layers(self) -> tuple[LayerParameters, nn.Module] | str:
+        hook = hook_of(self)
+        if hook is not None:
+            return f"joint {hook}"
+        head = linear_parameters(self.head)
+        if isinstance(head, str):
+            return f"joint.head {head}"
+        if type(self.activation) not in ACTIVATIONS:
+            return f"joint.activation is {self.activation!r}"
+        return head, self.activation
 
 
 class UnstoredJoint(_Unstored, ParakeetRNNTJointNetwork):  # type: ignore[misc]
@@ -58,25 +67,35 @@ _KINDS: dict[Any, type[nn.Module]] = {
 }
 
 
-def store_logits(model: Any, *, stored: bool) -> None:
-    """Let the joint of a model store its logits in training, or not.
+def prepare(
+    model: Any, *, fused: bool, pruned: PrunedOptions | None, durations: Sequence[int] | None
+) -> None:
+    """Let the joint of a model store its logits in training, or not; and train with the pruned
+    loss, or not.
 
     Raises:
-        ValueError: its joint is of another class, or has another activation.
+        TypeError, ValueError: its joint is of another class, or has another activation; or as
+            `PrunedJointLoss`.
     """
     joint: Any = getattr(model, "joint", None)
-    if stored:
+    if not fused and pruned is None:
         plain = {unstored: kind for kind, unstored in _KINDS.items()}
         if type(joint) in plain:
+            change_pruned(joint, None)
             joint.__class__ = plain[type(joint)]
         return
-    if type(joint) in _KINDS.values():
-        return
-    if type(joint) not in _KINDS:
+    option = "fused=True" if pruned is None else "pruned=..."
+    if type(joint) not in (*_KINDS, *_KINDS.values()):
         kinds = [kind.__name__ for kind in _KINDS]
-        raise ValueError(f"fused=True needs model.joint to be one of {kinds}, not {joint!r}")
-    if type(joint.activation) not in _ACTIVATIONS:
+        raise ValueError(f"{option} needs model.joint to be one of {kinds}, not {joint!r}")
+    if type(joint.activation) not in ACTIVATIONS:
         raise ValueError(
-            f"fused=True needs a joint with ReLU or tanh; this one has {joint.activation!r}"
+            f"{option} needs a joint with ReLU or tanh; this one has {joint.activation!r}"
         )
-    joint.__class__ = _KINDS[type(joint)]
+    loss = None
+    if pruned is not None:
+        weight = joint.head.weight
+        widths = weight.shape[1], weight.shape[1]
+        loss = PrunedJointLoss(pruned, widths, weight, durations)
+    joint.__class__ = _KINDS.get(type(joint), type(joint))
+    change_pruned(joint, loss)

@@ -5,8 +5,9 @@
     transformers_loss.register()         # for all models, or: transformers_loss.use(model)
 
 torchaudio is not needed. Both losses are the exact ones, of the whole lattice. With
-`use(model, fused=True)` they do not store the joint's logits in training. transformers is imported
-by `register`, and by `use` with fused=True.
+`use(model, fused=True)` they do not store the joint's logits in training, and with
+`use(model, pruned=PrunedOptions())` training uses the pruned loss. transformers is imported by
+`register`, and by `use` with one of these.
 
 Axes: N batch, T frames, U symbols, V vocabulary with blank, K durations.
 """
@@ -24,6 +25,7 @@ from torch import Tensor
 from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.compat.joint_inputs import JointInputs
+from pruned_rnnt.compat.pruned_joint import PrunedOptions, check_supported
 from pruned_rnnt.loss.checks import check_integers
 
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
@@ -253,7 +255,9 @@ def register(**options: Any) -> None:
         loss_utils.LOSS_MAPPING[_TDT_LOSS_TYPE] = functools.partial(parakeet_tdt_loss, **options)
 
 
-def use(model: Any, *, fused: bool = False, **options: Any) -> None:
+def use(
+    model: Any, *, fused: bool = False, pruned: PrunedOptions | None = None, **options: Any
+) -> None:
     """Make one model compute its loss with pruned_rnnt.
 
     Args:
@@ -262,22 +266,29 @@ def use(model: Any, *, fused: bool = False, **options: Any) -> None:
         fused: do not store the joint's logits (N, T, U+1, V) in training. The output's `logits` is
             then a `JointInputs`; in eval mode it is the logits. Where hooks or adapters change the
             joint or its head, logits are stored, and a warning says so.
+        pruned: train with the pruned loss, which stores no logits either; in eval mode the loss is
+            the exact one. Each call makes new layers for the simple loss, in
+            `model.joint.pruned_loss`: make the optimiser after it. A call without it removes them.
         options: as of `register`; sigma and omega only for TDT.
 
     Raises:
-        ValueError: an unknown option; or with fused, a joint that is not one of these models'.
+        TypeError, ValueError: an unknown option; or with fused or pruned, a joint that is not one
+            of these models'; or with pruned, clamp, or its options out of range.
     """
-    # Without that module, no joint leaves logits out, and transformers need not be imported.
-    if fused or "pruned_rnnt.compat.transformers_joints" in sys.modules:
-        importlib.import_module("pruned_rnnt.compat.transformers_joints").store_logits(
-            model, stored=not fused
-        )
-    if getattr(getattr(model, "config", None), "durations", None) is not None:
+    durations = getattr(getattr(model, "config", None), "durations", None)
+    if durations is None:
+        _check_options(options, _OPTIONS, "RNN-T")
+    else:
         _check_options(options, _TDT_OPTIONS, "TDT")
-        model.loss_function = functools.partial(parakeet_tdt_loss, **options)
-        return
-    _check_options(options, _OPTIONS, "RNN-T")
-    model.loss_function = functools.partial(parakeet_rnnt_loss, **options)
+    if pruned is not None:
+        check_supported(options)
+    # Without that module, no joint leaves logits out, and transformers need not be imported.
+    if fused or pruned is not None or "pruned_rnnt.compat.transformers_joints" in sys.modules:
+        importlib.import_module("pruned_rnnt.compat.transformers_joints").prepare(
+            model, fused=fused, pruned=pruned, durations=durations
+        )
+    loss = parakeet_rnnt_loss if durations is None else parakeet_tdt_loss
+    model.loss_function = functools.partial(loss, **options)
 
 
 def _check_options(options: Mapping[str, Any], known: Sequence[str], loss: str) -> None:

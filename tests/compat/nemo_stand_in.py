@@ -112,8 +112,10 @@ def joint_module() -> types.ModuleType:
 
         def forward(self, encoder_outputs: Tensor, decoder_outputs: Tensor) -> Tensor:
             """(N, D, T) and (N, D, U + 1) -> (N, T, U + 1, V)."""
-            frames = self.enc(encoder_outputs.transpose(1, 2))
-            return self.joint_after_projection(frames, self.pred(decoder_outputs.transpose(1, 2)))
+            return self.joint(encoder_outputs.transpose(1, 2), decoder_outputs.transpose(1, 2))
+
+        def joint(self, f: Tensor, g: Tensor) -> Tensor:
+            return self.joint_after_projection(self.enc(f), self.pred(g))
 
         def joint_after_projection(self, f: Tensor, g: Tensor) -> Tensor:
             logits: Tensor = self.joint_net(f[:, :, None] + g[:, None])

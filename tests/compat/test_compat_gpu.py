@@ -1,10 +1,22 @@
 """The compat layers on CUDA tensors: the CPU's numbers, and warp_rnnt's device error."""
 
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.compat import k2, k2_pruning, optimized_transducer, torchaudio, warp_rnnt
+from pruned_rnnt.compat import (
+    k2,
+    k2_pruning,
+    nemo_loss,
+    optimized_transducer,
+    torchaudio,
+    warp_rnnt,
+)
+from pruned_rnnt.compat.pruned_joint import PrunedOptions
+from tests.compat import nemo_models
 from tests.compat.batches import BLANK, FRAMES, SYMBOLS, batch
 
 pytestmark = pytest.mark.gpu
@@ -82,3 +94,23 @@ def test_warp_rnnt_names_the_tensor_that_is_not_on_the_gpu(name: str) -> None:
     arguments = {key: x if key == name else x.cuda() for key, x in arguments.items()}
     with pytest.raises(RuntimeError, match=f"^{name} must be located in the CUDA$"):
         warp_rnnt.rnnt_loss(*arguments.values(), blank=BLANK)
+
+
+@pytest.mark.parametrize("durations", [False, True], ids=["rnnt", "tdt"])
+def test_the_pruned_loss_in_nemos_joint_equals_the_cpu(
+    model_of: nemo_models.Made, durations: bool
+) -> None:
+    """The compiled step gets parts of the joint's last layer."""
+    model = model_of(durations)
+    kwargs: dict[str, Any] = {"durations": nemo_models.DURATIONS} if durations else {}
+    nemo_loss.use(model, pruned=PrunedOptions(s_range=3, warm_up_steps=0), **kwargs)
+    found = []
+    for device in ("cpu", "cuda"):
+        joint = copy.deepcopy(model.joint).to(device)
+        given = [x.detach().to(device).requires_grad_() for x in nemo_models.inputs()]
+        batch = nemo_models.TARGETS, nemo_models.FRAMES, nemo_models.LENGTHS
+        loss = model.loss(joint(*given), *(x.to(device) for x in batch))
+        gradients = torch.autograd.grad(loss, [*given, *joint.parameters()])
+        found.append([x.detach().cpu() for x in (loss, *gradients)])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

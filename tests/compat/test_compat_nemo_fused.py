@@ -1,9 +1,6 @@
 """nemo_loss.use(model, fused=True): losses and gradients of a joint that stores no logits."""
 
 import copy
-import sys
-import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,44 +9,16 @@ from torch import Tensor
 
 from pruned_rnnt.compat import nemo_loss
 from pruned_rnnt.compat.joint_inputs import JointInputs
-from tests.compat import nemo_stand_in
-
-SYMBOLS, DURATIONS = 5, [0, 1, 2, 3]
-TARGETS = torch.tensor([[1, 2, 3], [3, 4, 0], [4, 2, 2]])
-FRAMES, LENGTHS = torch.tensor([5, 4, 6]), torch.tensor([3, 2, 3])
-Made = Callable[..., Any]
-
-
-@pytest.fixture
-def model_of(monkeypatch: pytest.MonkeyPatch) -> Made:
-    """Makes a model with loss and joint, in replacements for NeMo's modules."""
-    losses, joints = nemo_stand_in.loss_module(), nemo_stand_in.joint_module()
-    for module in (losses, joints):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    # It has the class that NeMo's module had when it was imported.
-    monkeypatch.delitem(sys.modules, "pruned_rnnt.compat.nemo_joint", raising=False)
-
-    def make(durations: bool = False, **options: Any) -> Any:
-        torch.manual_seed(1)
-        joint = joints.RNNTJoint(SYMBOLS, len(DURATIONS) if durations else 0, **options)
-        # One that loss_name: default would give, with a reduction of its own.
-        return types.SimpleNamespace(joint=joint, loss=losses.RNNTLoss(SYMBOLS, "mean_volume"))
-
-    yield make
-    sys.modules.pop("pruned_rnnt.compat.nemo_joint", None)
-
-
-def inputs(dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Outputs of encoder (N, D, T + 1) and predictor (N, D, U + 1)."""
-    generator = torch.Generator().manual_seed(2)
-    shapes = (3, 7, 7), (3, 6, 4)
-    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
-
-
-def loss_and_gradients(model: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    given = inputs(dtype)
-    value = model.loss(model.joint(*given), TARGETS, FRAMES, LENGTHS)
-    return [value.detach(), *torch.autograd.grad(value, [*given, *model.joint.parameters()])]
+from tests.compat.nemo_models import (
+    DURATIONS,
+    FRAMES,
+    LENGTHS,
+    SYMBOLS,
+    TARGETS,
+    Made,
+    inputs,
+    loss_and_gradients,
+)
 
 
 @pytest.mark.parametrize("log_softmax", [None, False])
@@ -144,7 +113,7 @@ def test_durations_are_never_scored_as_rnnt(model_of: Made) -> None:
     with pytest.raises(ValueError, match=r"joint has 4 outputs .*pass the durations"):
         nemo_loss.use(tdt, fused=True)
     nemo_loss.use(tdt, fused=True, durations=DURATIONS)
-    with pytest.raises(ValueError, match="acts has 4 columns behind the blank"):
+    with pytest.raises(ValueError, match="this joint has 4 outputs more"):
         rnnt.loss(tdt.joint(*inputs()), TARGETS, FRAMES, LENGTHS)
 
 

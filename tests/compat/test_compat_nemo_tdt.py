@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pruned_rnnt.compat import nemo_loss
 from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
-from tests.compat import nemo_stand_in
+from tests.compat import nemo_models, nemo_stand_in
+from tests.compat.nemo_models import Made
 from tests.tdt_paths import tdt_scores, tdt_total
 
 LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
@@ -129,3 +130,28 @@ def test_use_needs_the_durations(nemo: Any) -> None:
     assert model.loss is old
     nemo_loss.use(model, durations=DURATIONS)
     assert isinstance(model.loss.loss, NemoTDTLoss)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_names_in_a_configuration_fit_the_joint(model_of: Made, normalised: bool) -> None:
+    """For both names NeMo counts durations as symbols, so that the widths fit every joint."""
+    nemo_loss.register()
+    nemo_loss.register()
+    losses = sys.modules[LOSS_MODULE]
+    batch = nemo_models.TARGETS, nemo_models.FRAMES, nemo_models.LENGTHS
+
+    def loss_of(model: Any, name: str, **kwargs: Any) -> Tensor:
+        model.joint.log_softmax = normalised
+        loss = losses.RNNTLoss(model.joint.num_classes_with_blank - 1, None, name, kwargs)
+        value: Tensor = loss(model.joint(*nemo_models.inputs()), *batch)
+        return value
+
+    rnnt, tdt = model_of(), model_of(durations=True)
+    assert loss_of(rnnt, "pruned_rnnt").shape == (3,)
+    assert loss_of(tdt, "pruned_rnnt_tdt", durations=DURATIONS).shape == (3,)
+    with pytest.raises(ValueError, match=r"loss_name: pruned_rnnt is .* this joint has 4 outputs"):
+        loss_of(tdt, "pruned_rnnt")
+    for model, outputs in ((rnnt, 0), (tdt, 4)):
+        message = rf"loss_name: pruned_rnnt_tdt has 2 durations, \(0, 1\), and the joint {outputs}"
+        with pytest.raises(ValueError, match=message):
+            loss_of(model, "pruned_rnnt_tdt", durations=[0, 1])
