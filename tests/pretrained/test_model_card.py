@@ -110,6 +110,7 @@ def test_card_without_settings_says_what_is_unknown(
     assert "\n\nFor calls only.\n\n" in card
 
 
+@pytest.mark.slow
 def test_card_names_old_data(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     run = save_run(tmp_path / "run", make_model(tokenizer), tokenizer)
