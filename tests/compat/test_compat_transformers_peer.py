@@ -9,6 +9,7 @@ import torch
 
 from pruned_rnnt import rnnt_loss
 from pruned_rnnt.compat import transformers_loss
+from tests.compat.transformers_models import BLANK, LABELS, batch, tiny_parakeet
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 try:
@@ -17,8 +18,6 @@ try:
 except ImportError:
     pytest.skip("needs a transformers that has ParakeetForRNNT", allow_module_level=True)
 
-BLANK = 8
-LABELS = torch.tensor([[1, 3, 4], [5, BLANK, BLANK]])  # padded with the blank
 LABEL_LENGTHS = torch.tensor([3, 1])
 
 
@@ -29,39 +28,6 @@ def restored_losses() -> Iterator[None]:
     loss_utils.LOSS_MAPPING.update(kept)
 
 
-def model_of(kind: Any, config: Any) -> Any:
-    torch.manual_seed(0)
-    encoder = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "num_mel_bins": 16,
-        "subsampling_conv_channels": 8,
-    }
-    return kind(
-        config(
-            vocab_size=BLANK + 1,
-            blank_token_id=BLANK,
-            pad_token_id=2,
-            decoder_hidden_size=12,
-            num_decoder_layers=1,
-            encoder_config=encoder,
-        )
-    )
-
-
-def batch() -> dict[str, torch.Tensor]:
-    mask = torch.ones(2, 80, dtype=torch.long)
-    mask[1, 60:] = 0
-    return {
-        "input_features": torch.randn(2, 80, 16, generator=torch.Generator().manual_seed(1)),
-        "attention_mask": mask,
-        "labels": LABELS,
-        "decoder_input_ids": torch.cat([torch.full((2, 1), BLANK), LABELS], 1),
-    }
-
-
 def expected_loss(logits: torch.Tensor) -> torch.Tensor:
     frames = torch.tensor([10, 8])  # 80 and 60 frames, subsampled by 8
     each = rnnt_loss(logits, LABELS, frames, LABEL_LENGTHS, blank=BLANK, reduction="none")
@@ -69,9 +35,9 @@ def expected_loss(logits: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_model_trains_with_the_registered_loss() -> None:
-    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig)
+    model = tiny_parakeet(ParakeetForRNNT, ParakeetRNNTConfig)
     transformers_loss.register()
-    output = model(**batch())
+    output = model(**batch(model))
     torch.testing.assert_close(output.loss, expected_loss(output.logits))
     output.loss.backward()
     assert model.joint.head.weight.grad.norm() > 0
@@ -79,9 +45,9 @@ def test_a_model_trains_with_the_registered_loss() -> None:
 
 
 def test_bfloat16_model() -> None:
-    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig).to(torch.bfloat16)
+    model = tiny_parakeet(ParakeetForRNNT, ParakeetRNNTConfig).to(torch.bfloat16)
     transformers_loss.use(model)
-    arguments = batch()
+    arguments = batch(model)
     arguments["input_features"] = arguments["input_features"].to(torch.bfloat16)
     output = model(**arguments)
     assert output.logits.dtype == torch.bfloat16
@@ -94,10 +60,10 @@ def test_the_same_as_torchaudios() -> None:
         import torchaudio  # noqa: F401
     except (ImportError, OSError):
         pytest.skip("needs torchaudio")
-    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig)
-    theirs = model(**batch()).loss
+    model = tiny_parakeet(ParakeetForRNNT, ParakeetRNNTConfig)
+    theirs = model(**batch(model)).loss
     transformers_loss.use(model)
-    torch.testing.assert_close(model(**batch()).loss, theirs)
+    torch.testing.assert_close(model(**batch(model)).loss, theirs)
 
 
 @pytest.mark.parametrize(
@@ -125,9 +91,8 @@ def test_tdt_losses_and_gradients_are_theirs(
 
 
 def test_a_tdt_model_trains_with_the_registered_loss() -> None:
-    model = model_of(ParakeetForTDT, ParakeetTDTConfig)
-    # Its labels are padded with another id than those of RNN-T.
-    padded = {**batch(), "labels": LABELS.where(LABELS != BLANK, model.config.pad_token_id)}
+    model = tiny_parakeet(ParakeetForTDT, ParakeetTDTConfig)
+    padded = batch(model)
     theirs = model(**padded).loss
     transformers_loss.register()
     ours = model(**padded).loss
@@ -149,12 +114,8 @@ def gradients_of(model: Any, arguments: dict[str, torch.Tensor]) -> tuple[torch.
 @pytest.mark.parametrize("durations", [False, True])
 def test_a_fused_model_has_the_loss_and_gradients_of_stored_logits(durations: bool) -> None:
     rnnt, tdt = (ParakeetForRNNT, ParakeetRNNTConfig), (ParakeetForTDT, ParakeetTDTConfig)
-    model = model_of(*(tdt if durations else rnnt)).double()
-    arguments = batch()
-    arguments["input_features"] = arguments["input_features"].double()
-    if durations:
-        padding = model.config.pad_token_id
-        arguments["labels"] = LABELS.where(LABELS != BLANK, padding)
+    model = tiny_parakeet(*(tdt if durations else rnnt)).double()
+    arguments = batch(model, torch.float64)
     model.train()
     # Its running statistics would change between the passes.
     for module in model.modules():
@@ -177,15 +138,15 @@ def test_a_fused_model_has_the_loss_and_gradients_of_stored_logits(durations: bo
 
 
 def test_a_fused_model_has_logits_in_evaluation_and_a_copy_of_its_own(tmp_path: Any) -> None:
-    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig).eval()
-    without_labels = {name: x for name, x in batch().items() if name != "labels"}
+    model = tiny_parakeet(ParakeetForRNNT, ParakeetRNNTConfig).eval()
+    without_labels = {name: x for name, x in batch(model).items() if name != "labels"}
     expected = model(**without_labels).logits
     transformers_loss.use(model, fused=True)
-    output = model(**batch())
+    output = model(**batch(model))
     assert torch.equal(output.logits, expected)
     torch.testing.assert_close(output.loss, expected_loss(expected))
     copied = copy.deepcopy(model).train()
-    copied(**batch()).loss.backward()
+    copied(**batch(model)).loss.backward()
     assert copied.joint.head.weight.grad.norm() > 0
     assert model.joint.head.weight.grad is None
     model.save_pretrained(tmp_path)
@@ -194,10 +155,10 @@ def test_a_fused_model_has_logits_in_evaluation_and_a_copy_of_its_own(tmp_path: 
 
 
 def test_a_changed_head_is_called(caplog: pytest.LogCaptureFixture) -> None:
-    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig).train()
+    model = tiny_parakeet(ParakeetForRNNT, ParakeetRNNTConfig).train()
     transformers_loss.use(model, fused=True)
     model.joint.head.register_forward_hook(lambda module, inputs, output: 0 * output)
-    output = model(**batch())
+    output = model(**batch(model))
     assert isinstance(output.logits, torch.Tensor)
     assert not output.logits.any()
     assert "because joint.head has forward hooks" in caplog.text
@@ -206,7 +167,7 @@ def test_a_changed_head_is_called(caplog: pytest.LogCaptureFixture) -> None:
 def test_models_that_cannot_be_fused_are_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.joint to be one of"):
         transformers_loss.use(torch.nn.Linear(2, 2), fused=True)
-    model = model_of(ParakeetForRNNT, ParakeetRNNTConfig)
+    model = tiny_parakeet(ParakeetForRNNT, ParakeetRNNTConfig)
     model.joint.activation = torch.nn.SiLU()
     with pytest.raises(ValueError, match="ReLU or tanh"):
         transformers_loss.use(model, fused=True)

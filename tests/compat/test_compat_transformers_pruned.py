@@ -12,6 +12,7 @@ from torch import Tensor
 from pruned_rnnt import Joiner, PrunedTransducerLoss
 from pruned_rnnt.compat import transformers_loss
 from pruned_rnnt.compat.pruned_joint import PrunedOptions
+from tests.compat.transformers_models import BLANK, LABELS, WIDTH, batch, tiny_parakeet
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 try:
@@ -19,50 +20,15 @@ try:
 except ImportError:
     pytest.skip("needs a transformers that has ParakeetForRNNT", allow_module_level=True)
 
-BLANK, PADDING, WIDTH = 8, 2, 12
 DURATIONS = (0, 1, 2, 3, 4)
 LENGTHS, FRAMES = torch.tensor([3, 1]), torch.tensor([10, 8])
-LABELS = torch.tensor([[1, 3, 4], [5, BLANK, BLANK]])
 
 
 def model_of(durations: bool) -> Any:
-    torch.manual_seed(0)
-    encoder = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 16,
-        "num_mel_bins": 16,
-        "subsampling_conv_channels": 8,
-        # The same passes in comparisons.
-        **dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0),
-        **dict.fromkeys(("layerdrop", "dropout_positions"), 0.0),
-    }
-    options = {
-        "vocab_size": BLANK + 1,
-        "blank_token_id": BLANK,
-        "pad_token_id": PADDING,
-        "decoder_hidden_size": WIDTH,
-        "num_decoder_layers": 1,
-        "encoder_config": encoder,
-    }
-    if durations:
-        return ParakeetForTDT(ParakeetTDTConfig(durations=list(DURATIONS), **options)).train()
-    return ParakeetForRNNT(ParakeetRNNTConfig(**options)).train()
-
-
-def batch(model: Any, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    mask = torch.ones(2, 80, dtype=torch.long)
-    mask[1, 60:] = 0
-    features = torch.randn(2, 80, 16, generator=torch.Generator().manual_seed(1))
-    # RNN-T and TDT models count labels by different ids of padding.
-    is_tdt = isinstance(model, ParakeetForTDT)
-    return {
-        "input_features": features.to(dtype),
-        "attention_mask": mask,
-        "labels": LABELS.where(LABELS != BLANK, PADDING if is_tdt else BLANK),
-        "decoder_input_ids": torch.cat([torch.full((2, 1), BLANK), LABELS], 1),
-    }
+    rnnt, tdt = (ParakeetForRNNT, ParakeetRNNTConfig), (ParakeetForTDT, ParakeetTDTConfig)
+    # The same passes in comparisons.
+    rates = ("dropout", "attention_dropout", "activation_dropout", "layerdrop", "dropout_positions")
+    return tiny_parakeet(*(tdt if durations else rnnt), **dict.fromkeys(rates, 0.0)).train()
 
 
 def plain_loss(model: Any, **options: Any) -> PrunedTransducerLoss:
