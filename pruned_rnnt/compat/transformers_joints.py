@@ -16,6 +16,9 @@ from pruned_rnnt.compat.pruned_joint import PrunedJointLoss, PrunedOptions
 from pruned_rnnt.compat.unstored_joint import ACTIVATIONS, UnstoredLogits, change_pruned
 from pruned_rnnt.ops.common.plain_layers import LayerParameters, hook_of, linear_parameters
 
+# The model has projected both inputs of its joint.
+_PROJECTED = nn.Identity(), nn.Identity()
+
 
 class _Unstored(UnstoredLogits):
     """Calls the joint's own forward in evaluation, for single frames, and where hooks, adapters or
@@ -33,8 +36,7 @@ class _Unstored(UnstoredLogits):
             inputs = self.inputs(
                 encoder_hidden_states[:, :, 0],
                 decoder_hidden_states[:, 0],
-                # The model has projected both.
-                projections=(nn.Identity(), nn.Identity()),
+                projections=_PROJECTED,
             )
             if inputs is not None:
                 return inputs

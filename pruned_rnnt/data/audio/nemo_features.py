@@ -14,11 +14,10 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, as_floats
 
 _RATE = 16000
 _SHIFT = 160
@@ -60,9 +59,8 @@ def nemo_features(
     longest = max(len(samples_S) for samples_S in samples)
     waves_NS = torch.zeros(len(samples), max(longest, (frames - 1) * _SHIFT))
     for row_S, samples_S in zip(waves_NS, samples, strict=True):
-        scale = 2**-15 if samples_S.dtype == np.int16 else 1
         own_S = row_S[: len(samples_S)]
-        own_S.copy_(torch.from_numpy(samples_S.astype(np.float32)) * scale)
+        own_S.copy_(torch.from_numpy(as_floats(samples_S)))
         own_S[1:] -= _PREEMPHASIS * own_S[:-1].clone()
     window_S, filters_FB = nemo_constants(device, num_mel_bins)
     spectrum_NBT = torch.stft(
