@@ -48,12 +48,10 @@ def differences(
         )
     if isinstance(model, CtcModel):
         if has_nemo_layout(model):
-            yield (
-                _STREAM_FEATURES
-                if streaming
-                else ("sherpa-onnx computes the features of NeMo's models with frames 5 ms later")
-            )
-            if not streaming:
+            if streaming:
+                yield _STREAM_FEATURES
+            else:
+                yield "sherpa-onnx computes the features of NeMo's models with frames 5 ms later"
                 yield (
                     "sherpa-onnx leaves out a last encoder frame with less audio than the others, "
                     "up to 70 ms"

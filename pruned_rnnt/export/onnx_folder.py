@@ -151,7 +151,7 @@ def _sizes(model: SpeechModel, options: OnnxOptions) -> tuple[int, int] | None:
 
 
 def _nemo_encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
-    """The same in NeMo's layout.
+    """The encoder as sherpa-onnx runs it in NeMo's layout.
 
     Raises:
         ExportError: streaming for a model that is not causal or has durations; impossible sizes, or
