@@ -32,6 +32,7 @@ import numpy as np
 import soundfile
 import torch
 
+from pruned_rnnt.data.audio.waveform import add_white_noise
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
@@ -124,10 +125,9 @@ class Speech(NamedTuple):
         generator = np.random.default_rng(0)
         paths = [folder / f"{n}.wav" for n in range(len(self.paths))]
         for old, new in zip(self.paths, paths, strict=True):
-            samples_S, rate = soundfile.read(old)
-            scale = np.sqrt(np.mean(samples_S**2) / 10 ** (snr_db / 10))
-            noise_S = scale * generator.standard_normal(len(samples_S))
-            soundfile.write(new, samples_S + noise_S, rate)
+            samples_S, rate = soundfile.read(old, dtype="float32")
+            level_db = 10 * np.log10(np.mean(samples_S**2)) - snr_db
+            soundfile.write(new, add_white_noise(samples_S, level_db, generator), rate)
         return Speech(f"{self.name}, noise at {snr_db:g} dB", paths, self.texts)
 
     def errors(self, folder: Path, precision: str) -> FileErrors:
