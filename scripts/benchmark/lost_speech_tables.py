@@ -86,18 +86,22 @@ def cost() -> str:
 def chunks() -> str:
     """One model for streams and whole utterances beside models trained for one chunk size."""
     rows = read_rows("lost_chunks")
-    header = ["chunk", "model", "errors, alone", "errors, all", "words", "WER, all"]
-    lines = [
-        [
-            _decoding(group[0]),
-            group[0]["model"],
-            str(next(row["errors"] for row in group if row["condition"] == "alone")),
-            str(_sum(group, "errors")),
-            f"{_sum(group, 'words'):,}",
-            _wer(group),
-        ]
-        for group in _grouped(rows, ("model", "settings", "live"))
-    ]
+    header = ["chunk", "model", "seeds", "errors, alone", "errors, all", "words", "WER, all"]
+    lines = []
+    for group in _grouped(rows, ("model", "settings", "live")):
+        seeds = _grouped(group, ("seed",))
+        alone = [row["errors"] for row in group if row["condition"] == "alone"]
+        lines.append(
+            [
+                _decoding(group[0]),
+                group[0]["model"],
+                str(len(seeds)),
+                ", ".join(map(str, alone)),
+                ", ".join(str(_sum(each, "errors")) for each in seeds),
+                f"{_sum(group, 'words'):,}",
+                _wer(group),
+            ]
+        )
     return markdown(header, sorted(lines, key=lambda line: _order(line[0]))) + provenance(rows)
 
 
