@@ -5,6 +5,7 @@ Axes: as of joint_inputs; E and P widths of what the joint projects, K durations
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,24 +23,28 @@ from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.loss.simple import check_scales
 
 
+def _default(name: str) -> Any:
+    return inspect.signature(PrunedTransducerLoss).parameters[name].default
+
+
 @dataclass(frozen=True, kw_only=True)
 class PrunedOptions:
     """How a joint of another library trains with the pruned loss.
 
     Args:
         s_range, lm_only_scale, am_only_scale, simple_scale, pruned_scale_start, warm_up_steps,
-            exact_bounds: as of `pruned_rnnt.PrunedTransducerLoss`.
+            exact_bounds: as of `pruned_rnnt.PrunedTransducerLoss`, with its defaults.
         calls_per_step: training calls of the joint for each optimiser step, above 1 if gradients
             accumulate; the warm-up counts steps.
     """
 
-    s_range: int = 5
-    lm_only_scale: float = 0.25
-    am_only_scale: float = 0.0
-    simple_scale: float = 0.5
-    pruned_scale_start: float = 0.1
-    warm_up_steps: int = 2000
-    exact_bounds: bool = False
+    s_range: int = _default("s_range")
+    lm_only_scale: float = _default("lm_only_scale")
+    am_only_scale: float = _default("am_only_scale")
+    simple_scale: float = _default("simple_scale")
+    pruned_scale_start: float = _default("pruned_scale_start")
+    warm_up_steps: int = _default("warm_up_steps")
+    exact_bounds: bool = _default("exact_bounds")
     calls_per_step: int = 1
 
 
