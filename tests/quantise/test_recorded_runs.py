@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pruned_rnnt.quantise.recorded_runs import _joined, _SpreadRuns
+from pruned_rnnt.quantise.measured_files import _joined, _SpreadRuns
 
 
 @pytest.mark.parametrize("number", [1, 12, 23, 24, 100, 5000])

@@ -20,14 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.pending import Pending
+from pruned_rnnt.decode.search.back_pointers import LastArcs, TraceStep, trace_paths
+from pruned_rnnt.decode.search.hypothesis import Hypothesis, Pending
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_symbols, silent_mask
 from pruned_rnnt.decode.search.stream_search import ChunkSearch, Continuation, StreamSearch
 from pruned_rnnt.decode.search.tdt_landed import StepStates, TdtBeam, TdtStart, empty_beams, shifted
-from pruned_rnnt.decode.search.tdt_trace import LastArcs, TraceStep, trace_paths
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after, merge_equal
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
 
 FORMAT = "pruned_rnnt checkpoint"
