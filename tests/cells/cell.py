@@ -22,7 +22,7 @@ from tests.cells.judge import (
     wrong_refusal,
 )
 from tests.cells.subject import Arguments, Subject, placed, results_of
-from tests.loss.unread import not_reading
+from tests.loss.loss_cases import not_reading
 
 RIGHT, REFUSED, WRONG, CRASH, ABSENT = "right", "refused", "wrong", "crash", "-"
 DEFAULT = Upstream()

@@ -12,8 +12,8 @@ from torch import Tensor
 from pruned_rnnt.compat import nemo_loss
 from pruned_rnnt.compat.nemo_outputs import extra_outputs
 from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
-from tests.compat import nemo_models, nemo_stand_in
-from tests.compat.nemo_models import Made
+from tests.compat import nemo_stand_in
+from tests.compat.nemo_stand_in import Made
 from tests.tdt_paths import tdt_scores, tdt_total
 
 LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
@@ -140,12 +140,12 @@ def test_names_in_a_configuration_fit_the_joint(model_of: Made, normalised: bool
     nemo_loss.register()
     nemo_loss.register()
     losses = sys.modules[LOSS_MODULE]
-    batch = nemo_models.TARGETS, nemo_models.FRAMES, nemo_models.LENGTHS
+    batch = nemo_stand_in.TARGETS, nemo_stand_in.FRAMES, nemo_stand_in.LENGTHS
 
     def loss_of(model: Any, name: str, **kwargs: Any) -> Tensor:
         model.joint.log_softmax = normalised
         loss = losses.RNNTLoss(model.joint.num_classes_with_blank - 1, None, name, kwargs)
-        value: Tensor = loss(model.joint(*nemo_models.inputs()), *batch)
+        value: Tensor = loss(model.joint(*nemo_stand_in.inputs()), *batch)
         return value
 
     rnnt, tdt = model_of(), model_of(durations=True)
@@ -172,5 +172,5 @@ def test_a_joint_that_another_library_wraps_tells_its_outputs(model_of: Made) ->
     noting = joint_class.joint_after_projection
     nemo_loss.register()
     assert joint_class.joint_after_projection is noting is not traced
-    outputs = model_of(durations=True).joint(*nemo_models.inputs())
-    assert extra_outputs(outputs) == len(nemo_models.DURATIONS)
+    outputs = model_of(durations=True).joint(*nemo_stand_in.inputs())
+    assert extra_outputs(outputs) == len(nemo_stand_in.DURATIONS)
