@@ -14,8 +14,7 @@ from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs, TdtOccupan
 from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.common.utterances import HostLengths, Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
-from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
-from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
+from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds, tdt_bounds
 
 
 def prune_bounds(

@@ -16,8 +16,7 @@ from pruned_rnnt.ops.common.matrix_products import is_autocast_enabled, product_
 from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion
-from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
-from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
+from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds, tdt_bounds
 from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.simple_loss import (
     SimpleInputs,
