@@ -1,7 +1,7 @@
 """The joints of NeMo and transformers that hand their inputs to the loss in training, and the
 pruned loss inside them, whose layers stay the joint's own.
 
-Axes: as of joint_inputs; E and P widths of what the joint projects, K durations.
+Axes: see joint_inputs; E and P widths of what the joint projects, K durations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PrunedOptions:
 
     Args:
         s_range, lm_only_scale, am_only_scale, simple_scale, pruned_scale_start, warm_up_steps,
-            exact_bounds: as of `pruned_rnnt.PrunedTransducerLoss`, with its defaults.
+            exact_bounds: see `pruned_rnnt.PrunedTransducerLoss`, whose defaults they have.
         calls_per_step: training calls of the joint for each optimiser step, above 1 if gradients
             accumulate; the warm-up counts steps.
     """
@@ -127,7 +127,7 @@ class PrunedJointLoss(PrunedTransducerLoss):
 
         Args:
             batch: targets, logit_lengths, target_lengths.
-            Remaining arguments: as of `rnnt_loss_tdt`; those of `check_supported` must be off.
+            Remaining arguments: see `rnnt_loss_tdt`; those of `check_supported` must be off.
 
         Raises:
             ValueError: durations other than the joint's, an unsupported option, or as
@@ -252,10 +252,10 @@ class UnstoredLogits(nn.Module):
         layers = self.layers()
         if not isinstance(layers, str):
             (weight, bias), activation = layers
-            given = am, lm, weight, bias, ACTIVATIONS[type(activation)]
+            arguments = am, lm, weight, bias, ACTIVATIONS[type(activation)]
             if projections is None or self.pruned is None:
-                return JointInputs(*given)
-            return PrunedJointInputs(*given, projections, self.pruned)
+                return JointInputs(*arguments)
+            return PrunedJointInputs(*arguments, projections, self.pruned)
         if self.pruned is not None:
             raise ValueError(
                 f"{layers}, so that the pruned loss cannot compute the joint's logits: remove "

@@ -64,8 +64,8 @@ def prune_bounds(
     s_range = checks.check_s_range(s_range, kind)
     batch, frames, columns = emit.shape
     sizes = Sizes(batch, frames, columns - 1, 0, emit.device, "occupancy")
-    given = (logit_lengths, target_lengths)
-    lengths, numbers = check_lengths(*given, sizes, kind, validate)
+    both_lengths = (logit_lengths, target_lengths)
+    lengths, numbers = check_lengths(*both_lengths, sizes, kind, validate)
     if numbers is not None:
         if found is not None:
             check_durations_have_path(numbers, found)

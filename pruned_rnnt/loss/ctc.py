@@ -65,8 +65,8 @@ def ctc_loss(
     batch, frames, vocabulary = logits.shape
     options = checks.check_options(blank, vocabulary)
     sizes = Sizes(batch, frames, None, vocabulary, logits.device, "logits")
-    given = (targets, logit_lengths, target_lengths)
-    checked = check_batch(*given, sizes, Recursion(options), validate)
+    integers = (targets, logit_lengths, target_lengths)
+    checked = check_batch(*integers, sizes, Recursion(options), validate)
     symbols, (frames_N, symbols_N) = checked.targets, checked.lengths
     # torch's kernels read all symbols as columns of logits, also those of padding.
     u = torch.arange(targets.shape[1], device=targets.device)

@@ -49,7 +49,7 @@ class TdtBeamSearch(StreamSearch):
         model: in evaluation mode, trained with loss.durations.
         beam_size: hypotheses kept for each frame.
         num_best: maximum number of hypotheses returned; fewer if fewer have a path.
-        length_norm: as of ModifiedBeamSearch.
+        length_norm: see ModifiedBeamSearch.
         max_symbols_per_frame: rounds of a frame; the last one allows no duration 0.
         silent_symbols: ids that are never emitted (such as `<unk>`).
         scorers: other scores of symbols (language models, hotwords).

@@ -55,7 +55,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: missing, truncated, damaged or foreign file, one of a newer version, or one
-            whose parameters are NaN, infinite or absurdly large.
+            whose parameters are NaN, infinite or huge.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint not found: {path}")

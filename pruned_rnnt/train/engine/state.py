@@ -169,7 +169,7 @@ class TrainingState:
         """Check the parameters; all processes must call.
 
         Raises:
-            TrainingStopped: a parameter is NaN, infinite or absurdly large.
+            TrainingStopped: a parameter is NaN, infinite or huge.
         """
         broken = describe_broken(self.task.model.state_dict())
         found = next((text for text in self.ranks.gather(broken) if text), "")
