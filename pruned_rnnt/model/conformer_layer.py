@@ -19,6 +19,7 @@ from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 from pruned_rnnt.model.layer_norm import LayerNorm
 from pruned_rnnt.model.linear import Linear
 
+# Of FrameBatchNorm.
 _MOMENTUM = 0.1
 _EPSILON = 1e-5
 Branch = Callable[[Tensor], Tensor]
