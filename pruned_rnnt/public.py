@@ -6,8 +6,7 @@ The package imports this module, and with it torch, when one of the names is fir
 from __future__ import annotations
 
 from pruned_rnnt.loss.bounds import prune, prune_bounds
-from pruned_rnnt.loss.ctc import ctc_loss
-from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
+from pruned_rnnt.loss.ctc import ctc_consistency_loss, ctc_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused, rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner
 from pruned_rnnt.loss.logit_losses import (

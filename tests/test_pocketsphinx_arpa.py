@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pruned_rnnt.decode.fusion.word_files import read_orders
+from pruned_rnnt.decode.fusion.ngram_files import read_orders
 from scripts.pocketsphinx_arpa import in_capitals, read_model, write_arpa
 
 LOG_BASE = np.log10(1.0001)

@@ -56,6 +56,29 @@ def make_corpus(
     return folder
 
 
+CONFORMER = [
+    "model.encoder.layers=1",
+    "model.encoder.dim=32",
+    "model.encoder.heads=2",
+    "model.encoder.feedforward_dim=32",
+    "model.encoder.kernel_size=5",
+    "model.encoder.subsampling_channels=4",
+    "model.predictor.dim=16",
+    "model.joiner_dim=32",
+]
+ZIPFORMER = [
+    "model.encoder.downsampling=[1,2]",
+    "model.encoder.layers=[1,1]",
+    "model.encoder.dims=[16,24]",
+    "model.encoder.unmasked_dims=[8,12]",
+    "model.encoder.feedforward_dims=[16,24]",
+    "model.encoder.heads=[2,2]",
+    "model.encoder.kernel_sizes=[7,7]",
+    "model.encoder.query_head_dim=4",
+    "model.encoder.value_head_dim=4",
+]
+
+
 def tiny_experiment(corpus: Path, run: Path, *overrides: str) -> ExperimentConfig:
     """An experiment on `corpus` that runs for a second or two."""
     return load_config(ExperimentConfig, None, tiny_overrides(corpus, run, *overrides))
@@ -73,14 +96,7 @@ def tiny_overrides(corpus: Path, run: Path, *overrides: str) -> list[str]:
         "train.steps=4",
         "train.log_every=1",
         "train.device=cpu",
-        "model.encoder.layers=1",
-        "model.encoder.dim=32",
-        "model.encoder.heads=2",
-        "model.encoder.feedforward_dim=32",
-        "model.encoder.kernel_size=5",
-        "model.encoder.subsampling_channels=4",
-        "model.predictor.dim=16",
-        "model.joiner_dim=32",
+        *CONFORMER,
         "loss.warm_up_steps=20",
         "schedule.warm_up_steps=5",
         *overrides,

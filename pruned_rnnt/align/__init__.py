@@ -5,7 +5,7 @@
 | best path in the lattice of the model's joiner | `best_path.py` |
 | batches to utterances with the times of their words | `utterance.py` |
 | a prepared set, or one audio file with its text | `sources.py` |
-| write TextGrid, CTM or a lhotse manifest | `output.py`, `textgrid.py`, `manifest.py` |
+| write TextGrid, CTM or a lhotse manifest | `output.py` |
 | `pruned-rnnt align` | `align_command.py` |
 | picture of an utterance | `picture.py` |
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pruned_rnnt.align.manifest import cut_of_file
-from pruned_rnnt.align.output import AlignmentWriter, location
+from pruned_rnnt.align.output import AlignmentWriter, cut_of_file, location
 from pruned_rnnt.align.sources import align_file, align_set
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
 from pruned_rnnt.data.input.batch_identity import BatchIdentity
@@ -18,7 +17,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.run.alignments import AlignmentPlace
-from pruned_rnnt.system.progress import progress_bar
+from pruned_rnnt.system.console import progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,8 +26,7 @@ from pruned_rnnt.diagnostics import (
     viterbi_alignment,
 )
 from pruned_rnnt.model.build_model import as_transducer
-from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
-from pruned_rnnt.model.speech_model import BLANK, SpeechModel
+from pruned_rnnt.model.speech_model import BLANK, CtcModel, SpeechModel, ctc_log_probs
 from pruned_rnnt.model.transducer_model import TransducerModel
 
 # Logits in memory at a time: 128 MB of float32.

@@ -19,10 +19,9 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.encode import encode_batch
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
-from pruned_rnnt.decode.scoring.confidence import right_words
+from pruned_rnnt.decode.scoring.error_statistics import right_words
 from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.decode.timing.fit_confidence import fit_confidence
-from pruned_rnnt.decode.timing.fit_times import Distance, fit_times
+from pruned_rnnt.decode.timing.fit_calibration import Distance, fit_confidence, fit_times
 from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.decode.word_times import (
     WORD_START,

@@ -1,22 +1,141 @@
-"""Write alignments to files, one utterance after the other."""
+"""Write alignments to files, one utterance after the other: as Praat's TextGrids (long text
+format: tiers of intervals that cover the whole time), CTM, or lhotse cuts whose supervisions have
+the times of tokens and words.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from lhotse import CutSet
+from lhotse import CutSet, MonoCut, Recording, SupervisionSegment
+from lhotse.supervision import AlignmentItem
 
-from pruned_rnnt.align.manifest import cut_with_alignment
-from pruned_rnnt.align.textgrid import textgrid
 from pruned_rnnt.align.utterance import AlignedUtterance
+from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.decode.word_times import ctm_text
 
+# Text, start and end in seconds.
+Interval = tuple[str, float, float]
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
+
+
+def cut_with_alignment(cut: Any, utterance: AlignedUtterance) -> Any:
+    """A copy of the cut with `word` and `token` alignments; other kinds of alignments stay.
+
+    Times start at the start of the cut, like those of its supervisions. If a cut has several
+    supervisions, each gets as many words as its text has, and the tokens of those words.
+    """
+    words = [_item(w.word, w.start, w.end, w.confidence) for w in utterance.words]
+    tokens = [_item(t.token, t.start, t.end, t.confidence) for t in utterance.tokens]
+    in_order = sorted(cut.supervisions, key=lambda s: s.start)
+    aligned = {}
+    for index, supervision in enumerate(in_order):
+        count = len((supervision.text or "").split())
+        if index == len(in_order) - 1:
+            count = len(words)
+        limit = words[count].start if count < len(words) else float("inf")
+        own_tokens = [token for token in tokens if token.start < limit]
+        aligned[supervision.id] = replace(
+            supervision,
+            alignment={
+                **(supervision.alignment or {}),
+                "word": words[:count],
+                "token": own_tokens,
+            },
+        )
+        words, tokens = words[count:], tokens[len(own_tokens) :]
+    return replace(cut, supervisions=[aligned[s.id] for s in cut.supervisions])
+
+
+def cut_of_file(path: Path, name: str, text: str) -> Any:
+    """A cut of a whole audio file, like those of prepared data."""
+    with without_decoder_messages():
+        recording = Recording.from_file(path, recording_id=name)
+    supervision = SupervisionSegment(
+        id=name, recording_id=name, start=0.0, duration=recording.duration, text=text
+    )
+    return MonoCut(
+        id=name,
+        start=0.0,
+        duration=recording.duration,
+        channel=0,
+        supervisions=[supervision],
+        recording=recording,
+    )
+
+
+def _item(symbol: str, start: float, end: float, confidence: float) -> AlignmentItem:
+    return AlignmentItem(
+        symbol=symbol, start=start, duration=round(end - start, 4), score=confidence
+    )
+
+
+def textgrid(tiers: Sequence[tuple[str, Sequence[Interval]]], seconds: float) -> str:
+    """The contents of a TextGrid file.
+
+    Args:
+        tiers: name and intervals of each tier, in order of time and not overlapping; gaps become
+            empty intervals, which the format requires.
+        seconds: length of the audio.
+    """
+    ends = [interval[2] for _, intervals in tiers for interval in intervals]
+    total = max([seconds, *ends])
+    lines = [
+        'File type = "ooTextFile"',
+        'Object class = "TextGrid"',
+        "",
+        "xmin = 0",
+        f"xmax = {_number(total)}",
+        "tiers? <exists>",
+        f"size = {len(tiers)}",
+        "item []:",
+    ]
+    for number, (name, intervals) in enumerate(tiers, start=1):
+        filled = _without_gaps(intervals, total)
+        lines += [
+            f"    item [{number}]:",
+            '        class = "IntervalTier"',
+            f"        name = {_quoted(name)}",
+            "        xmin = 0",
+            f"        xmax = {_number(total)}",
+            f"        intervals: size = {len(filled)}",
+        ]
+        for index, (text, start, end) in enumerate(filled, start=1):
+            lines += [
+                f"        intervals [{index}]:",
+                f"            xmin = {_number(start)}",
+                f"            xmax = {_number(end)}",
+                f"            text = {_quoted(text)}",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _without_gaps(intervals: Sequence[Interval], total: float) -> list[Interval]:
+    filled: list[Interval] = []
+    time = 0.0
+    for text, start, end in intervals:
+        if start > time:
+            filled.append(("", time, start))
+        filled.append((text, start, end))
+        time = end
+    if time < total or not filled:
+        filled.append(("", time, total))
+    return filled
+
+
+def _number(seconds: float) -> str:
+    return f"{seconds:.4f}".rstrip("0").rstrip(".")
+
+
+def _quoted(text: str) -> str:
+    doubled = text.replace('"', '""')
+    return f'"{doubled}"'
 
 
 class AlignmentWriter:

@@ -20,8 +20,7 @@ from pruned_rnnt.decode.emission_delay import delay_lines, summary_lines, word_d
 from pruned_rnnt.decode.frame_times import frame_seconds
 from pruned_rnnt.decode.nbest import hypothesis_lines
 from pruned_rnnt.decode.result_settings import file_digests, label, result_settings
-from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy
-from pruned_rnnt.decode.scoring.error_statistics import lost_runs
+from pruned_rnnt.decode.scoring.error_statistics import lost_runs, normalised_cross_entropy
 from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.decode.set_summary import language_table, lost_lines, unknown_lines
 from pruned_rnnt.decode.timing.calibration import (
@@ -36,7 +35,7 @@ from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.results import save_result
 from pruned_rnnt.system.code_version import code_version
-from pruned_rnnt.system.progress import progress_bar
+from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import LoadedModel
 

@@ -49,7 +49,7 @@ def import_icefall(options: argparse.Namespace, console: Console) -> int:
     check_is_new(options.output)
     licence = licence_of(options)
     lines = import_icefall_run(options)
-    given = licence if licence != Licence() else None
-    add_origins(options.output, chain_of_weights(options.checkpoint, given))
+    stated = licence if licence != Licence() else None
+    add_origins(options.output, chain_of_weights(options.checkpoint, stated))
     print("\n".join(lines))
     return 0

@@ -86,8 +86,8 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
             f"{found.path} is a model of this package, which the commands read as it is: import is "
             "for .nemo archives, folders of transformers and checkpoints of icefall"
         )
-    given: Licence | None = licence if licence != Licence() else None
-    add_origins(options.run, chain_of_weights(weights, given))
+    stated: Licence | None = licence if licence != Licence() else None
+    add_origins(options.run, chain_of_weights(weights, stated))
     print("\n".join(lines))
     return 0
 

@@ -70,7 +70,7 @@ def report(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.report.report_command import ReportOptions, make_report
 
     folder, overrides = run_and_settings(options)
-    made = make_report(
+    page = make_report(
         folder,
         options.other,
         ReportOptions(
@@ -86,8 +86,8 @@ def report(options: argparse.Namespace, console: Console) -> int:
     )
     path: Path = options.output or RunFolder(folder).report
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(made.html, encoding="utf-8")
-    for hint in made.hints:
+    path.write_text(page.html, encoding="utf-8")
+    for hint in page.hints:
         print(hint)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0

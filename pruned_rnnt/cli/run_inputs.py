@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.model.fingerprint import fingerprint
+from pruned_rnnt.model.parameter_values import fingerprint
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.train.experiment import ExperimentConfig

@@ -24,7 +24,7 @@ class JointInputs:
     A model may take frames, `logits[:, :frames]`, and outputs, `logits[..., begin:end]`, of it,
     read its shape, and give it to a loss. Everything else needs logits, which `stored` computes.
 
-    am: (N, T, D); lm: (N, U+1, D); weight: (V, D); bias: (V,) or None; activation: as of
+    am: (N, T, D); lm: (N, U+1, D); weight: (V, D); bias: (V,) or None; activation: see
     `rnnt_loss_fused`.
     """
 
@@ -53,14 +53,14 @@ class JointInputs:
         return torch.nn.functional.linear(hidden, self.weight, self.bias)
 
     def rnnt_loss(self, *batch: Tensor, **options: Any) -> Tensor:
-        """The RNN-T loss of the logits; arguments as of the function of that name."""
+        """The RNN-T loss of the logits; arguments as in the function of that name."""
         targets, *lengths = batch
         return pruned_rnnt.rnnt_loss_fused(
             *self._layer_and_inputs, targets, None, *lengths, activation=self.activation, **options
         )
 
     def rnnt_loss_tdt(self, duration_logits: JointInputs, *batch: Tensor, **options: Any) -> Tensor:
-        """The TDT loss of the logits; arguments as of the function of that name."""
+        """The TDT loss of the logits; arguments as in the function of that name."""
         targets, *lengths = batch
         return pruned_rnnt.rnnt_loss_tdt_fused(
             *self._layer_and_inputs,

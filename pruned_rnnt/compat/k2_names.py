@@ -3,6 +3,13 @@
 They let icefall's model and training code be imported and train: RaggedTensor and RaggedShape, the
 Swoosh activations, the version that icefall logs, and k2's classes as names for annotations, which
 raise when called.
+
+Swoosh (Zipformer, arXiv 2310.11230, equations 4, 5):
+
+    SwooshL(x) = log(1 + exp(x - 4)) - 0.08 x - 0.035
+    SwooshR(x) = log(1 + exp(x - 1)) - 0.08 x - 0.313261687
+
+With a dropout_prob above 0, dropout follows the activation if x requires a gradient, as in k2.
 """
 
 from __future__ import annotations
@@ -12,8 +19,10 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
+from torch.nn.functional import dropout, softplus
 
-from pruned_rnnt.compat import ragged, swoosh
+from pruned_rnnt.compat import ragged
 
 _CLASSES = (
     "CtcLoss",
@@ -29,6 +38,9 @@ _CLASSES = (
     "SymbolTable",
 )
 _NEEDS_K2 = "k2.{} needs k2, which is not installed: https://k2-fsa.github.io/k2/installation"
+_SLOPE = 0.08
+_L = (4.0, 0.035)
+_R = (1.0, 0.313261687)
 
 
 def stand_in(name: str) -> Any:
@@ -59,16 +71,40 @@ def _class(name: str) -> type:
     return _NeedsK2(name, (), {"__module__": __name__, "__doc__": _NEEDS_K2.format(name)})
 
 
+def swoosh_l(x: Tensor, dropout_prob: float = 0.0) -> Tensor:
+    """SwooshL, elementwise, differentiable."""
+    return dropout(_swoosh(x, *_L), dropout_prob, x.requires_grad)
+
+
+def swoosh_r(x: Tensor, dropout_prob: float = 0.0) -> Tensor:
+    """SwooshR, elementwise, differentiable."""
+    return dropout(_swoosh(x, *_R), dropout_prob, x.requires_grad)
+
+
+def swoosh_l_forward_and_deriv(x: Tensor) -> tuple[Tensor, Tensor]:
+    """SwooshL and its derivative."""
+    return swoosh_l(x), (x - _L[0]).sigmoid() - _SLOPE
+
+
+def swoosh_r_forward_and_deriv(x: Tensor) -> tuple[Tensor, Tensor]:
+    """SwooshR and its derivative."""
+    return swoosh_r(x), (x - _R[0]).sigmoid() - _SLOPE
+
+
+def _swoosh(x: Tensor, shift: float, offset: float) -> Tensor:
+    return softplus(x - shift) - _SLOPE * x - offset
+
+
 _NAMES = {
     "RaggedShape": ragged.RaggedShape,
     "RaggedTensor": ragged.RaggedTensor,
     "ragged": ragged,
-    "swoosh_l": swoosh.swoosh_l,
-    "swoosh_l_forward": swoosh.swoosh_l,
-    "swoosh_l_forward_and_deriv": swoosh.swoosh_l_forward_and_deriv,
-    "swoosh_r": swoosh.swoosh_r,
-    "swoosh_r_forward": swoosh.swoosh_r,
-    "swoosh_r_forward_and_deriv": swoosh.swoosh_r_forward_and_deriv,
+    "swoosh_l": swoosh_l,
+    "swoosh_l_forward": swoosh_l,
+    "swoosh_l_forward_and_deriv": swoosh_l_forward_and_deriv,
+    "swoosh_r": swoosh_r,
+    "swoosh_r_forward": swoosh_r,
+    "swoosh_r_forward_and_deriv": swoosh_r_forward_and_deriv,
     "version": SimpleNamespace(
         __version__="pruned_rnnt.compat", __build_type__="Release", __git_sha1__="", __git_date__=""
     ),

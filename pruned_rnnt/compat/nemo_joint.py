@@ -12,8 +12,13 @@ from nemo.collections.asr.modules.rnnt import RNNTJoint
 from torch import Tensor, nn
 
 from pruned_rnnt.compat.joint_inputs import JointInputs
-from pruned_rnnt.compat.pruned_joint import PrunedJointLoss, PrunedOptions
-from pruned_rnnt.compat.unstored_joint import ACTIVATIONS, UnstoredLogits, change_pruned
+from pruned_rnnt.compat.pruned_joint import (
+    ACTIVATIONS,
+    PrunedJointLoss,
+    PrunedOptions,
+    UnstoredLogits,
+    change_pruned,
+)
 from pruned_rnnt.ops.common.plain_layers import LayerParameters, hook_of, linear_parameters
 
 

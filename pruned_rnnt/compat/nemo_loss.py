@@ -59,7 +59,7 @@ class NemoRNNTLoss(torch.nn.Module):
         clamp: bound of each element of d loss_n / d logits; 0 or less: none.
         fastemit_scales_value: multiply the value, not the gradient, by 1 + fastemit_lambda, as
             warprnnt_numba does, so that logged losses compare with older runs.
-        delay_penalty: as of `pruned_rnnt.rnnt_loss`; above 0 favours early symbols.
+        delay_penalty: see `pruned_rnnt.rnnt_loss`; above 0 favours early symbols.
         in_place: write the gradient over the logits, which saves as much memory as they take. For
             joints with `log_softmax: false`, and on GPUs also with `log_softmax: null`; with
             others, torch refuses the backward pass.
@@ -238,8 +238,8 @@ def _tdt_kwargs(model: Any) -> dict[str, Any]:
     loss = (getattr(model, "cfg", None) or {}).get("loss") or {}
     if loss.get("loss_name") not in ("tdt", TDT_LOSS_NAME):
         return {}
-    given = loss.get(f"{loss['loss_name']}_kwargs") or {}
-    return {key: given[key] for key in ("durations", "sigma", "omega") if key in given}
+    kwargs = loss.get(f"{loss['loss_name']}_kwargs") or {}
+    return {key: kwargs[key] for key in ("durations", "sigma", "omega") if key in kwargs}
 
 
 def _nemo_rnnt() -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-_KEY = "pruned_rnnt.joint_extra_outputs"
+_KEY = "pruned_rnnt_joint_extra_outputs"
 # Between the joint and the loss NeMo narrows, copies and converts.
 _NODES = 5
 
@@ -28,7 +28,8 @@ def mark_outputs() -> None:
         # Models then have joints of other classes, which note nothing.
         return
     own = module.RNNTJoint.joint_after_projection
-    if not hasattr(own, "__wrapped__"):
+    # functools.wraps copies this attribute into what another library wraps around ours.
+    if not hasattr(own, _KEY):
         module.RNNTJoint.joint_after_projection = _noting(own)
 
 
@@ -54,4 +55,5 @@ def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
             node.metadata[_KEY] = self.num_extra_outputs
         return logits
 
+    joint_after_projection.__dict__[_KEY] = True
     return joint_after_projection

@@ -36,7 +36,7 @@ class NemoTDTLoss(torch.nn.Module):
         omega: probability with which a call is the RNN-T loss of the symbols and the blank instead.
         fastemit_lambda: f scales the gradient through symbols by 1 + f; the value stays -log P.
         clamp: bound of each element of d loss_n / d acts; 0 or less: none.
-        delay_penalty: as of `pruned_rnnt.rnnt_loss_tdt`; above 0 favours early symbols.
+        delay_penalty: see `pruned_rnnt.rnnt_loss_tdt`; above 0 favours early symbols.
         validate: on GPUs, synchronize and check labels and lengths as on CPUs.
 
     Raises:

@@ -1,13 +1,16 @@
-"""The pruned loss inside a joint of another library, whose layers stay the joint's own.
+"""The joints of NeMo and transformers that hand their inputs to the loss in training, and the
+pruned loss inside them, whose layers stay the joint's own.
 
-Axes: as of joint_inputs; E and P widths of what the joint projects, K durations.
+Axes: see joint_inputs; E and P widths of what the joint projects, K durations.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +23,14 @@ from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
 from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.loss.simple import check_scales
+from pruned_rnnt.ops.common.plain_layers import LayerParameters
+
+logger = logging.getLogger(__name__)
+ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Tanh: "tanh"}
+
+
+def _default(name: str) -> Any:
+    return inspect.signature(PrunedTransducerLoss).parameters[name].default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +39,18 @@ class PrunedOptions:
 
     Args:
         s_range, lm_only_scale, am_only_scale, simple_scale, pruned_scale_start, warm_up_steps,
-            exact_bounds: as of `pruned_rnnt.PrunedTransducerLoss`.
+            exact_bounds: see `pruned_rnnt.PrunedTransducerLoss`, whose defaults they have.
         calls_per_step: training calls of the joint for each optimiser step, above 1 if gradients
             accumulate; the warm-up counts steps.
     """
 
-    s_range: int = 5
-    lm_only_scale: float = 0.25
-    am_only_scale: float = 0.0
-    simple_scale: float = 0.5
-    pruned_scale_start: float = 0.1
-    warm_up_steps: int = 2000
-    exact_bounds: bool = False
+    s_range: int = _default("s_range")
+    lm_only_scale: float = _default("lm_only_scale")
+    am_only_scale: float = _default("am_only_scale")
+    simple_scale: float = _default("simple_scale")
+    pruned_scale_start: float = _default("pruned_scale_start")
+    warm_up_steps: int = _default("warm_up_steps")
+    exact_bounds: bool = _default("exact_bounds")
     calls_per_step: int = 1
 
 
@@ -116,7 +127,7 @@ class PrunedJointLoss(PrunedTransducerLoss):
 
         Args:
             batch: targets, logit_lengths, target_lengths.
-            Remaining arguments: as of `rnnt_loss_tdt`; those of `check_supported` must be off.
+            Remaining arguments: see `rnnt_loss_tdt`; those of `check_supported` must be off.
 
         Raises:
             ValueError: durations other than the joint's, an unsupported option, or as
@@ -206,3 +217,58 @@ class _SharedJoiner(Joiner):
         self.duration_linear = None
         if duration_logits is not None:
             self.duration_linear = _SharedLinear(duration_logits.weight, duration_logits.bias)
+
+
+class UnstoredLogits(nn.Module):
+    """A joint whose logits are stored only where more than its plain layers take part in it."""
+
+    _reason = ""
+
+    @property
+    def pruned(self) -> PrunedJointLoss | None:
+        """The submodule `pruned_loss`; None if the joint trains with the exact loss."""
+        # Or what PEFT's modules_to_save wraps it in, which has its attributes.
+        return cast("PrunedJointLoss | None", self._modules.get("pruned_loss"))
+
+    def count_call(self) -> None:
+        """A training call of the joint begins, by which the pruned loss counts steps."""
+        if self.training and self.pruned is not None:
+            self.pruned.count_call()
+
+    def layers(self) -> tuple[LayerParameters, nn.Module] | str:
+        """Output layer and activation, or what else takes part in the joint, for a message."""
+        raise NotImplementedError
+
+    def inputs(
+        self, am: Tensor, lm: Tensor, projections: tuple[nn.Module, nn.Module] | None = None
+    ) -> JointInputs | None:
+        """What stands for the logits of (N, T, ...) and (N, U+1, ...); None if these are needed.
+
+        projections: of am and lm to D, for the pruned loss.
+
+        Raises:
+            ValueError: the pruned loss needs logits that plain layers do not compute.
+        """
+        layers = self.layers()
+        if not isinstance(layers, str):
+            (weight, bias), activation = layers
+            arguments = am, lm, weight, bias, ACTIVATIONS[type(activation)]
+            if projections is None or self.pruned is None:
+                return JointInputs(*arguments)
+            return PrunedJointInputs(*arguments, projections, self.pruned)
+        if self.pruned is not None:
+            raise ValueError(
+                f"{layers}, so that the pruned loss cannot compute the joint's logits: remove "
+                "that, or train with the exact loss (use(model) without pruned)"
+            )
+        if layers != self._reason:
+            logger.warning("fused=True: the logits are stored, because %s", layers)
+            self._reason = layers
+        return None
+
+
+def change_pruned(joint: nn.Module, pruned: PrunedJointLoss | None) -> None:
+    """Give a joint the submodule of the pruned loss in place of an earlier one, or take it away."""
+    joint._modules.pop("pruned_loss", None)
+    if pruned is not None:
+        joint.pruned_loss = pruned

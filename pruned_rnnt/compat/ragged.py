@@ -107,8 +107,8 @@ class RaggedTensor:
     ) -> None:
         if isinstance(data, RaggedShape):
             if value is None or value.shape != (data.numel(),):
-                given = "missing" if value is None else f"of shape {tuple(value.shape)}"
-                raise ValueError(f"value is {given}; the shape needs ({data.numel()},)")
+                shown = "missing" if value is None else f"of shape {tuple(value.shape)}"
+                raise ValueError(f"value is {shown}; the shape needs ({data.numel()},)")
             self.shape, self.values = data, value
         elif isinstance(data, Tensor):
             if data.ndim != 2:

@@ -12,8 +12,13 @@ from transformers.models.parakeet.modeling_parakeet import (
 )
 
 from pruned_rnnt.compat.joint_inputs import JointInputs
-from pruned_rnnt.compat.pruned_joint import PrunedJointLoss, PrunedOptions
-from pruned_rnnt.compat.unstored_joint import ACTIVATIONS, UnstoredLogits, change_pruned
+from pruned_rnnt.compat.pruned_joint import (
+    ACTIVATIONS,
+    PrunedJointLoss,
+    PrunedOptions,
+    UnstoredLogits,
+    change_pruned,
+)
 from pruned_rnnt.ops.common.plain_layers import LayerParameters, hook_of, linear_parameters
 
 # The model has projected both inputs of its joint.

@@ -59,7 +59,7 @@ def rnnt_loss(
             over utterances; `mean`: each loss over its target length, then the mean over
             utterances (an utterance without symbols makes it inf, as in transformers); `sum`;
             `none`.
-        fastemit_lambda, clamp, delay_penalty: as of `pruned_rnnt.rnnt_loss`; transformers has
+        fastemit_lambda, clamp, delay_penalty: see `pruned_rnnt.rnnt_loss`; transformers has
             none of them.
 
     Returns:
@@ -105,8 +105,8 @@ def tdt_loss(
             the inputs of the joint in their place, then also of duration_logits.
         duration_logits: (N, T, U + 1, K).
         durations: of the K columns.
-        sigma, omega: as of `pruned_rnnt.rnnt_loss_tdt`; transformers has no omega.
-        Remaining arguments: as of `rnnt_loss`.
+        sigma, omega: see `pruned_rnnt.rnnt_loss_tdt`; transformers has no omega.
+        Remaining arguments: see `rnnt_loss`.
 
     Returns:
         (N,) for reduction `none`, else a scalar; float64 for float64 logits, else float32.
@@ -269,7 +269,7 @@ def use(
         pruned: train with the pruned loss, which stores no logits either; in eval mode the loss is
             the exact one. Each call makes new layers for the simple loss, in
             `model.joint.pruned_loss`: make the optimiser after it. A call without it removes them.
-        options: as of `register`; sigma and omega only for TDT.
+        options: see `register`; sigma and omega only for TDT.
 
     Raises:
         TypeError, ValueError: an unknown option; or with fused or pruned, a joint that is not one

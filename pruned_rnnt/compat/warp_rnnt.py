@@ -70,9 +70,9 @@ def rnnt_loss(
         raise ValueError(
             f"Unknown reduction method: {reduction}, expected to be one of ['mean', 'sum', 'none']"
         )
-    given = {"log_probs": log_probs, "labels": labels}
-    given |= {"frames_lengths": frames_lengths, "labels_lengths": labels_lengths}
-    for name, x in given.items():
+    tensors = {"log_probs": log_probs, "labels": labels}
+    tensors |= {"frames_lengths": frames_lengths, "labels_lengths": labels_lengths}
+    for name, x in tensors.items():
         check_tensor(name, x)
     if compact:
         log_probs = log_probs.float()
@@ -120,7 +120,7 @@ class RNNTLoss:
         blank: int = 0,
         fastemit_lambda: float = 0.0,
     ) -> Tensor:
-        """Costs (N,); arguments and errors as of `rnnt_loss`."""
+        """Costs (N,); arguments and errors as in `rnnt_loss`."""
         return rnnt_loss(
             log_probs,
             labels,
@@ -144,7 +144,7 @@ class RNNTLossCompact:
         fastemit_lambda: float = 0.0,
         enable_grad: bool = True,
     ) -> Tensor:
-        """Costs (N,); arguments and errors as of `rnnt_loss` with compact. Without enable_grad they
+        """Costs (N,); arguments and errors as in `rnnt_loss` with compact. Without enable_grad they
         carry no gradient."""
         return rnnt_loss(
             log_probs if enable_grad else log_probs.detach(),

@@ -9,8 +9,10 @@ earlier files have there do not count, because they are those of the other kind.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -144,11 +146,12 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
     start = _defaults(cls, layers)
-    merged = start
+    # Copied once: OmegaConf.merge copies all settings for each layer.
+    merged = copy.deepcopy(start)
     for source, values in layers:
         _restore_words(start, values)
         try:
-            merged = OmegaConf.merge(merged, values)
+            merged = OmegaConf.unsafe_merge(merged, values)
         except ConfigKeyError as error:
             raise ConfigError(unknown_key(start, source, str(error.full_key))) from error
         except OmegaConfBaseException as error:
@@ -184,7 +187,7 @@ def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
     """
     from omegaconf import OmegaConf, read_write
 
-    start = OmegaConf.structured(cls)
+    start = copy.deepcopy(_structured(cls))
     for key, kinds in _sections_with_kinds(cls):
         section, _, name = key.rpartition(".")
         choices = [
@@ -208,6 +211,14 @@ def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
     return start
 
 
+@functools.cache
+def _structured(cls: type) -> Any:
+    """The defaults of `cls`, not to be changed: a copy takes a fifth of the time."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.structured(cls)
+
+
 def _drop_other_kinds(
     cls: type, files: list[tuple[str, Any]], overrides: list[tuple[str, Any]]
 ) -> None:
@@ -217,7 +228,7 @@ def _drop_other_kinds(
     """
     from omegaconf import OmegaConf
 
-    start = OmegaConf.structured(cls)
+    start = _structured(cls)
     for key, _ in _sections_with_kinds(cls):
         kind = OmegaConf.select(start, key)["kind"]
         earlier: list[Any] = []

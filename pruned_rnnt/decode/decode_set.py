@@ -18,15 +18,13 @@ from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
+from pruned_rnnt.decode.search.hypothesis import DeviceSearch, Hypothesis, Pending
 from pruned_rnnt.decode.search.stream_search import StreamSearch
 from pruned_rnnt.decode.search.tdt_beam import DEFAULT_ROUNDS, TdtBeamSearch
 from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
 from pruned_rnnt.model.build_model import as_transducer
-from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
 
 # (N, T, E) encoder output and (N,) lengths -> hypotheses of each utterance, best first.
 Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]

@@ -9,9 +9,9 @@ from typing import Any
 
 from pruned_rnnt.decode.decode_config import BEAM_METHODS, DecodeConfig
 from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.fusion.word_files import read_texts
-from pruned_rnnt.model.fingerprint import fingerprint
+from pruned_rnnt.decode.fusion.ngram_files import read_texts
 from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.model.parameter_values import fingerprint
 
 # Settings of every method; those of `metric` and `num_best` change the files only.
 _ALWAYS = ("chunk", "left", "precision", "metric", "skip_unknown", "use_average")

@@ -57,7 +57,7 @@ class TimedWord(NamedTuple):
 
 
 class WordPart(NamedTuple):
-    """A word as its symbols; other fields as of `TimedWord`."""
+    """A word as its symbols; for the other fields see `TimedWord`."""
 
     symbols: tuple[int, ...]
     start: float

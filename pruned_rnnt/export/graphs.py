@@ -29,8 +29,7 @@ from torch import Tensor, nn
 
 from pruned_rnnt.export.onnx_layers import tidy
 from pruned_rnnt.export.streaming_graphs import output_layer, streaming_graph
-from pruned_rnnt.model.ctc_model import CtcModel
-from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 from pruned_rnnt.system.usage_errors import ExportError

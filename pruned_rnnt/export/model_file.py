@@ -24,11 +24,10 @@ from pruned_rnnt.config.load import from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.licences.chain import Chain, chain_from
-from pruned_rnnt.model.broken_parameters import describe_broken
-from pruned_rnnt.model.build_model import build_model
-from pruned_rnnt.model.fitted_model import fitted_model
+from pruned_rnnt.model.build_model import build_model, fitted_model
 from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.system.usage_errors import ExportError

@@ -25,7 +25,7 @@ from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
 from pruned_rnnt.export.tdt_graphs import NemoFeatures, NemoOutput, tdt_metadata
 from pruned_rnnt.model.encoder_kinds import stream_encoder
-from pruned_rnnt.model.fastconformer_streaming import StreamingFastConformer
+from pruned_rnnt.model.fastconformer import StreamingFastConformer
 from pruned_rnnt.model.speech_model import SpeechModel
 
 

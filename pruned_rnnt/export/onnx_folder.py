@@ -48,10 +48,9 @@ from pruned_rnnt.export.tdt_graphs import (
 )
 from pruned_rnnt.licences.chain import Chain
 from pruned_rnnt.model.conformer import Conformer
-from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder
-from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, require

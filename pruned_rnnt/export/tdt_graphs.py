@@ -31,9 +31,8 @@ from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.export.graphs import MAX_FRAMES, MIN_FRAMES, Graph
 from pruned_rnnt.export.streaming_graphs import output_layer
 from pruned_rnnt.export.tdt_features import KaldiFeatures
-from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.lstm_predictor import LstmPredictor
-from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 

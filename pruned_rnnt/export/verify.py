@@ -38,11 +38,13 @@ from pruned_rnnt.export.tdt_graphs import (
     has_nemo_layout,
     has_normalised_features,
 )
-from pruned_rnnt.model.ctc_model import CtcModel
-from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.system.usage_errors import ExportError
+
+# For float32 outputs; a larger difference means that the graph computes something else.
+TOLERANCE = 1e-3
 
 
 @torch.inference_mode()
@@ -51,10 +53,6 @@ def converted_features(encoder: Graph, feature_TF: Tensor) -> Tensor:
     assert isinstance(encoder.module, TdtEncoderGraph | StreamingNemoGraph)
     converted_NTF: Tensor = encoder.module.features(feature_TF.T[None])
     return converted_NTF[0]
-
-
-# For float32 outputs; a larger difference means that the graph computes something else.
-TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.finetune.source import Source, load_source
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
-from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.finetune_config import FinetuneConfig
+from pruned_rnnt.train.experiment import ExperimentConfig, FinetuneConfig
 
 # Fractions of the source's learning rate and of its steps.
 _RATE = 0.2

@@ -14,12 +14,11 @@ from pruned_rnnt.interop.icefall.imported_run import read_run
 from pruned_rnnt.interop.nemo import imported_run as nemo
 from pruned_rnnt.interop.nemo.source_files import WEIGHTS
 from pruned_rnnt.licences.chain import Chain, Licence, Origin, chain_of_weights
-from pruned_rnnt.model.fingerprint import fingerprint
+from pruned_rnnt.model.parameter_values import fingerprint
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
 from pruned_rnnt.pretrained.hub import HubError, local_path
-from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.finetune_config import FinetuneConfig
+from pruned_rnnt.train.experiment import ExperimentConfig, FinetuneConfig
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.run_chain import chain_of_run
 

@@ -78,8 +78,8 @@ def check_batch(
         sizes = sizes._replace(symbols=targets.shape[1])
     shape = (sizes.batch, sizes.symbols)
     check_shape("targets", targets, shape, f"(N, U) by the shape of {sizes.source}")
-    options, given = recursion.loss, (logit_lengths, target_lengths)
-    lengths, numbers = check_lengths(*given, sizes, options.rnnt_type, validate)
+    options, both_lengths = recursion.loss, (logit_lengths, target_lengths)
+    lengths, numbers = check_lengths(*both_lengths, sizes, options.rnnt_type, validate)
     if numbers is not None and recursion.tdt is not None and not recursion.blanks:
         check_durations_have_path(numbers, recursion.tdt.durations)
     blanks = recursion.blanks or (options.blank,)

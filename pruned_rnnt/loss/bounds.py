@@ -14,8 +14,7 @@ from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs, TdtOccupan
 from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
 from pruned_rnnt.ops.common.utterances import HostLengths, Utterances, as_int32, lengths_on
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
-from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds
-from pruned_rnnt.ops.pruning.tdt_bounds import tdt_bounds
+from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds, tdt_bounds
 
 
 def prune_bounds(
@@ -65,8 +64,8 @@ def prune_bounds(
     s_range = checks.check_s_range(s_range, kind)
     batch, frames, columns = emit.shape
     sizes = Sizes(batch, frames, columns - 1, 0, emit.device, "occupancy")
-    given = (logit_lengths, target_lengths)
-    lengths, numbers = check_lengths(*given, sizes, kind, validate)
+    both_lengths = (logit_lengths, target_lengths)
+    lengths, numbers = check_lengths(*both_lengths, sizes, kind, validate)
     if numbers is not None:
         if found is not None:
             check_durations_have_path(numbers, found)

@@ -95,17 +95,17 @@ def in_one_precision(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.double() for x in tensors)
 
 
-def check_occupancies(**given: Tensor) -> list[Tensor]:
+def check_occupancies(**parts: Tensor) -> list[Tensor]:
     """Parts of an occupancy by name, (N, T, U+1) each: without gradient, contiguous and in one
     accumulator's dtype."""
-    first_name, first = next(iter(given.items()))
-    for name, x in given.items():
+    first_name, first = next(iter(parts.items()))
+    for name, x in parts.items():
         check_floating(f"occupancy.{name}", x, "(N, T, U+1)", 3)
         check_same(f"occupancy.{name}", x, f"occupancy.{first_name}", first)
         meaning = f"the shape of occupancy.{first_name}"
         check_shape(f"occupancy.{name}", x, tuple(first.shape), meaning)
     return [
-        x.detach().to(accumulator(x.dtype)).contiguous() for x in in_one_precision(*given.values())
+        x.detach().to(accumulator(x.dtype)).contiguous() for x in in_one_precision(*parts.values())
     ]
 
 

@@ -69,8 +69,8 @@ def rnnt_loss_fused(
         blank, sizes.vocabulary, rnnt_type, delay_penalty, fastemit_lambda, clamp, hat
     )
     batch = (targets, logit_lengths, target_lengths)
-    given = (am, lm, layers, sizes, batch, bounds, Recursion(options))
-    return _fused_loss(*given, activation=activation, reduction=reduction, validate=validate)
+    arguments = (am, lm, layers, sizes, batch, bounds, Recursion(options))
+    return _fused_loss(*arguments, activation=activation, reduction=reduction, validate=validate)
 
 
 def rnnt_loss_tdt_fused(
@@ -122,8 +122,8 @@ def rnnt_loss_tdt_fused(
     )
     recursion = tdt_recursion(options, durations, sigma, omega, am.device)
     batch = (targets, logit_lengths, target_lengths)
-    given = (am, lm, layers, sizes, batch, bounds, recursion)
-    return _fused_loss(*given, activation=activation, reduction=reduction, validate=validate)
+    arguments = (am, lm, layers, sizes, batch, bounds, recursion)
+    return _fused_loss(*arguments, activation=activation, reduction=reduction, validate=validate)
 
 
 def _fused_loss(

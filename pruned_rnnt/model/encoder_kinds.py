@@ -9,8 +9,11 @@ from typing import Any, NamedTuple
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
 from pruned_rnnt.model.conformer_streaming import StreamingConformer
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig, StreamingEncoder
-from pruned_rnnt.model.fastconformer import FastConformer, FastConformerConfig
-from pruned_rnnt.model.fastconformer_streaming import StreamingFastConformer
+from pruned_rnnt.model.fastconformer import (
+    FastConformer,
+    FastConformerConfig,
+    StreamingFastConformer,
+)
 from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
 from pruned_rnnt.model.pretrained_encoder.encoder import build_transformers_encoder
 from pruned_rnnt.model.zipformer.config import ZipformerConfig

@@ -1,6 +1,8 @@
-"""FastConformer encoder (Rekesh et al. 2023, arXiv 2305.05084), as in NeMo's Parakeet models.
+"""FastConformer encoder (Rekesh et al. 2023, arXiv 2305.05084), as in NeMo's Parakeet models, and
+cache-aware streaming of a causal one.
 
-Axes: N batch, T frames (after subsampling), F mel bins, E encoder width.
+Axes: N batch or streams, T frames (after subsampling), F mel bins, E encoder width; of a stream:
+T feature frames of a chunk, B cached feature frames, C encoder frames of a chunk.
 
 Beside the Conformer of this package: subsampling by eight, relative positions, a LayerNorm after
 each layer, and, if not causal, padding in time before subsampling.
@@ -17,14 +19,14 @@ from torch import Tensor, nn
 
 from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.model.attention import may_be_padded
-from pruned_rnnt.model.conformer_convolution import ConvolutionModule
-from pruned_rnnt.model.conformer_layer import Branch, ConformerLayer
+from pruned_rnnt.model.conformer_layer import Branch, ConformerLayer, ConvolutionModule
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.conformer_stack import ConformerStack
+from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.feature_norm import FeatureNorm, centre_features
 from pruned_rnnt.model.layer_norm import LayerNorm
 from pruned_rnnt.model.relative_attention import RelativeAttention, relative_positions
-from pruned_rnnt.model.striding_subsampling import STRIDING_FACTOR, StridingSubsampling
+from pruned_rnnt.model.subsampling import PAST_FRAMES, STRIDING_FACTOR, StridingSubsampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,3 +130,32 @@ class FastConformerLayer(ConformerLayer):
     def run_branches(self, x_NTE: Tensor, attend: Branch, convolve: Branch) -> Tensor:
         normed: Tensor = self.output_norm(super().run_branches(x_NTE, attend, convolve))
         return normed
+
+
+class StreamingFastConformer(StreamingConformer):
+    """Runs a causal FastConformer chunk by chunk, as `StreamingConformer`.
+
+    A chunk has 8 C feature frames. A whole utterance may end with a frame for padding; in a stream,
+    that frame is left out where it would need another chunk.
+    """
+
+    encoder: FastConformer
+
+    def start(self, streams: int) -> ConformerState:
+        state = super().start(streams)
+        shape = streams, PAST_FRAMES, self.encoder.config.num_mel_bins
+        return state._replace(features_NBF=state.attention_LPNE.new_zeros(shape))
+
+    def output_length(self, lengths: Tensor) -> Tensor:
+        return super().output_length(lengths).clamp(max=self.chunk_size)
+
+    def embed(self, features_NTF: Tensor, state: ConformerState, lengths: Tensor | None) -> Tensor:
+        """The input of the first layer (N, C, E); arguments as for `forward`."""
+        encoder = self.encoder
+        assert state.features_NBF is not None
+        seen_NTF = torch.cat((state.features_NBF, features_NTF), dim=1)
+        normed_NTF = centre_features(seen_NTF, state.processed_N, encoder.config.feature_norm)
+        ends_N = None
+        if lengths is not None:
+            ends_N = state.processed_N + lengths.to(features_NTF.device)
+        return encoder.scaled(encoder.subsampling.chunk(normed_NTF, state.processed_N, ends_N))

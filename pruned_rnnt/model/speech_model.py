@@ -1,4 +1,5 @@
-"""Base class of models of speech: an encoder, a CTC head, and the losses of training batches.
+"""Base class of models of speech: an encoder, a CTC head, and the losses of training batches; and
+the model that consists of these two.
 
 Axes: N batch, M utterances of all views, T frames (T' after subsampling), F mel bins, U symbols,
 E encoder width, V vocabulary.
@@ -17,8 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.loss.ctc import ctc_loss
-from pruned_rnnt.loss.ctc_consistency import ctc_consistency_loss
+from pruned_rnnt.loss.ctc import ctc_consistency_loss, ctc_loss
 from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.model.encoder_kinds import build_encoder
@@ -201,3 +201,29 @@ class SpeechModel(nn.Module):
 def _mean_of_views(values_M: Tensor, views: int) -> Tensor:
     """(views * N,) -> (N,)"""
     return values_M if views == 1 else values_M.view(views, -1).mean(0)
+
+
+class CtcModel(SpeechModel):
+    """Encoder and CTC head: loss.kind=ctc. model.predictor and the joiner's settings are unused."""
+
+    def __init__(self, config: ModelConfig, vocab_size: int, loss: LossConfig) -> None:
+        super().__init__(config, vocab_size, loss)
+        self.ctc_head = self._new_ctc_head()
+
+    def _transducer_part(self, batch: EncodedBatch, step: int) -> None:
+        return None
+
+
+def ctc_log_probs(model: SpeechModel, encoded_NTE: Tensor) -> Tensor:
+    """Encoder output (N, T, E) -> float32 log-probabilities (N, T, V) of the CTC head.
+
+    Raises:
+        ValueError: the model has no CTC head.
+    """
+    if model.ctc_head is None:
+        raise ValueError(
+            "the model has no CTC head: it was trained with loss.ctc_scale=0; decode.method=greedy "
+            "and the other transducer searches need none"
+        )
+    log_probs_NTV: Tensor = model.ctc_head(encoded_NTE).float().log_softmax(dim=-1)
+    return log_probs_NTV

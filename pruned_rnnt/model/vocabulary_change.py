@@ -77,23 +77,23 @@ def transfer_parameters(
     # A module that is registered twice has two names for one parameter, which is drawn once.
     drawn: dict[int, Tensor] = {}
     for name, value in target.state_dict(keep_vars=True).items():
-        given = state.get(name)
-        if given is None:
+        old = state.get(name)
+        if old is None:
             missing.append(name)
         elif (
-            given.shape[1 if name.startswith(_BY_SYMBOL) else 0 :]
+            old.shape[1 if name.startswith(_BY_SYMBOL) else 0 :]
             != value.shape[1 if name.startswith(_BY_SYMBOL) else 0 :]
         ):
             raise ValueError(
-                f"{name} has the shape {tuple(given.shape)} in the source and {tuple(value.shape)} "
+                f"{name} has the shape {tuple(old.shape)} in the source and {tuple(value.shape)} "
                 "in the configured model"
             )
         elif name.startswith(_BY_SYMBOL):
             if id(value) not in drawn:
-                drawn[id(value)] = _with_rows(given, value, change.rows)
+                drawn[id(value)] = _with_rows(old, value, change.rows)
                 value.copy_(drawn[id(value)])
         else:
-            value.copy_(given)
+            value.copy_(old)
     return tuple(missing)
 
 

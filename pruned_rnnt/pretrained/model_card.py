@@ -14,10 +14,9 @@ from typing import Any
 from pruned_rnnt.config.load import plain_yaml
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.licences.chain import Chain
-from pruned_rnnt.licences.hub_names import hub_metadata
-from pruned_rnnt.licences.terms import TERMS, UNKNOWN, demands, spdx
+from pruned_rnnt.licences.terms import TERMS, UNKNOWN, demands, hub_metadata, spdx
 from pruned_rnnt.run.measured import ErrorRate, Measurement
-from pruned_rnnt.train.card_config import CardConfig
+from pruned_rnnt.train.experiment import CardConfig
 
 FILE_NAME = "README.md"
 _TASK = "automatic-speech-recognition"

@@ -11,8 +11,8 @@ from pruned_rnnt.config.load import to_dict
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.licences.chain import Chain
-from pruned_rnnt.model.ctc_model import CtcModel
-from pruned_rnnt.model.fingerprint import fingerprint
+from pruned_rnnt.model.parameter_values import fingerprint
+from pruned_rnnt.model.speech_model import CtcModel
 from pruned_rnnt.pretrained.model_card import ModelCard
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.measured import read_measurements

@@ -18,8 +18,7 @@ from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, add_metadata, file_nam
 from pruned_rnnt.export.onnx_layers import layers
 from pruned_rnnt.export.precision import QuantisedPrecision, write_quantised
 from pruned_rnnt.quantise.layer_errors import layer_errors
-from pruned_rnnt.quantise.measured_files import FileErrors, Utterance, file_errors
-from pruned_rnnt.quantise.recorded_runs import recorded_runs
+from pruned_rnnt.quantise.measured_files import FileErrors, Utterance, file_errors, recorded_runs
 from pruned_rnnt.system.usage_errors import ExportError
 
 # Largest relative increase of the error rate, unless it is set.

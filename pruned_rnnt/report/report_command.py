@@ -20,7 +20,7 @@ from pruned_rnnt.report.set_section import SetSection, set_section
 from pruned_rnnt.report.training_charts import training_charts
 from pruned_rnnt.report.worst import worst_utterances
 from pruned_rnnt.run.result_file import ResultFile
-from pruned_rnnt.system.progress import progress_bar
+from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
-
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 # Identifies the handler, so that a second call of `main` replaces it.
 _HANDLER_NAME = "pruned-rnnt console"
+Item = TypeVar("Item")
 
 
 class _PipedFormatter(logging.Formatter):
@@ -45,3 +48,66 @@ def start_logging() -> Console:
     root.handlers = [h for h in root.handlers if h.get_name() != _HANDLER_NAME] + [handler]
     logging.getLogger("pruned_rnnt").setLevel(logging.INFO)
     return console
+
+
+class ProgressBar:
+    """A progress bar; without a terminal it does nothing."""
+
+    def __init__(self, progress: Progress | None, task: TaskID | None) -> None:
+        self._progress = progress
+        self._task = task
+
+    def show(self, completed: float) -> None:
+        """Set the amount of work that is done; whole units are shown."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=int(completed))
+
+    def over(self, items: Iterable[Item], size: Callable[[Item], float]) -> Iterator[Item]:
+        """Yield the items and advance the bar by the size of each.
+
+        The bar is erased after the last item, so that results can be printed.
+        """
+        done = 0.0
+        for item in items:
+            yield item
+            done += size(item)
+            self.show(done)
+        if self._progress is not None:
+            self._progress.stop()
+
+
+@contextmanager
+def progress_bar(
+    console: Console | None, description: str, total: float | None
+) -> Iterator[ProgressBar]:
+    """Show a bar with the time left until the end of the context.
+
+    Args:
+        console: of the log, on stderr; None for no bar.
+        description: of the work and its unit.
+        total: amount of work, None if unknown.
+    """
+    if console is None or not console.is_terminal:
+        yield ProgressBar(None, None)
+        return
+    from rich.progress import Progress
+
+    # stdout is not redirected: it may be a file or a pipe.
+    with Progress(
+        *bar_columns(), console=console, transient=True, expand=True, redirect_stdout=False
+    ) as progress:
+        yield ProgressBar(progress, progress.add_task(description, total=total))
+
+
+def bar_columns() -> list[ProgressColumn]:
+    """Description, bar, completed and total amount, time elapsed and left."""
+    from rich import progress
+
+    return [
+        progress.TextColumn("[bold]{task.description}"),
+        progress.BarColumn(bar_width=None),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
+    ]

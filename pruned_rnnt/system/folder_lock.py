@@ -1,7 +1,7 @@
 """A lock that lets one process at a time work in a folder.
 
-filelock is no replacement: it leaves a file in the folder, and its lock survives in loader workers
-that were forked by a killed process.
+filelock is not a substitute: it leaves a file in the folder, and its lock survives in loader
+workers that were forked by a killed process.
 """
 
 from __future__ import annotations

@@ -25,10 +25,6 @@ class HostCopy:
             self._copied = torch.cuda.Event(blocking=True)
             self._copied.record(torch.cuda.current_stream(device))
 
-    def arrived(self) -> bool:
-        """True if `tensors` need not wait."""
-        return self._copied is None or self._copied.query()
-
     def tensors(self) -> list[Tensor]:
         """The tensors, on the CPU."""
         if self._copied is not None:

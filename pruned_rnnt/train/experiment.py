@@ -1,20 +1,87 @@
-"""The configuration of an experiment with all sections."""
+"""The configuration of an experiment with all sections, and the sections that belong to no other
+code.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pruned_rnnt.data.audio.feature_kinds import FeatureKind
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.licences.terms import UNKNOWN
+from pruned_rnnt.model.lora import LoraConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
-from pruned_rnnt.train.card_config import CardConfig
 from pruned_rnnt.train.engine.train_config import TrainConfig
-from pruned_rnnt.train.finetune_config import FinetuneConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
 from pruned_rnnt.train.tasks.mwer import MwerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig:
+    """How training starts from the model that train.init names; the data are in data.*.
+
+    vocabulary: `keep` uses the symbols of the source; `extend` adds the symbols of the data that
+        the source lacks; `replace` uses those of the data, with the rows of symbols that the source
+        has too; `auto` keeps if the source's symbols cover the texts, and otherwise extends.
+    freeze: parts that are not trained, by their names in the model or patterns of them: encoder,
+        encoder.layers.0, *.bias.
+    layer_decay: the learning rate of each encoder layer as a fraction of that of the layer above;
+        predictor, joiner and the top layer have the full rate.
+    checkpoint: for a run as source: its checkpoint, as decode.checkpoint names it.
+    tokens: for an icefall checkpoint: its bpe.model or tokens.txt, if they are not beside it.
+    quantise: round the matrices of the encoder, and those before the joiner's activation, in each
+        pass as files of `export --precision` do, so that training makes up for it; none for no
+        rounding. The result is an ordinary model.
+    trust: allow an icefall checkpoint to run code when it is loaded, as pickle files can.
+    """
+
+    vocabulary: Literal["auto", "keep", "extend", "replace"] = "auto"
+    freeze: tuple[str, ...] = ()
+    layer_decay: float = 1.0
+    checkpoint: str = "last"
+    tokens: str = ""
+    trust: bool = False
+    quantise: Literal["none", "int8", "int4"] = "none"
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"finetune.layer_decay is {self.layer_decay}, needs 0 < x <= 1")
+        if self.quantise != "none" and self.lora.rank > 0:
+            raise ValueError(
+                f"finetune.quantise is {self.quantise} and finetune.lora.rank is {self.lora.rank}: "
+                "rounded weights need finetune.lora.rank=0; fine-tune with adapters first, and "
+                "then fine-tune the result with finetune.quantise"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardConfig:
+    """What the README of an exported model says that this program cannot know.
+
+    name: of the model; empty: the name of the run's folder.
+    license: identifier as on the hub, such as apache-2.0, cc-by-4.0 or other; `unknown` until the
+        owner of the model sets it. `export` refuses one that contradicts the licences of the data
+        and weights that the model was made from.
+    license_reason: why the licence may be given although it contradicts one of those; the card
+        shows it.
+    language: codes of the languages, such as [en] or [zh, en].
+    data: what the model was trained on, in words; empty: the recipe and its counts.
+    datasets: names of the training data on the hub, such as [openslr/librispeech_asr].
+    description: a paragraph about the model, its purpose and limits.
+    """
+
+    name: str = ""
+    license: str = UNKNOWN
+    license_reason: str = ""
+    language: tuple[str, ...] = ()
+    data: str = ""
+    datasets: tuple[str, ...] = ()
+    description: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

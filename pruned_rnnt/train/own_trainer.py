@@ -247,13 +247,13 @@ def _of_own_optimiser(
 ) -> OptimiserConfig:
     """The settings that the engine needs for an optimiser; checks that it trains the model."""
     names = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    held = {id(p) for group in optimiser.param_groups for p in group["params"]}
-    if missing := [name for key, name in names.items() if key not in held]:
+    optimised = {id(p) for group in optimiser.param_groups for p in group["params"]}
+    if missing := [name for key, name in names.items() if key not in optimised]:
         raise ValueError(
             f"optimiser does not train {len(missing)} parameters of model, such as {missing[0]}: "
             "add them, or set their requires_grad to False"
         )
-    if foreign := len(held - {id(p) for p in model.parameters()}):
+    if foreign := len(optimised - {id(p) for p in model.parameters()}):
         raise ValueError(
             f"optimiser has {foreign} parameters that are not in model: build it from those of "
             "this model"

@@ -10,9 +10,8 @@ from typing import Any
 from pruned_rnnt.config.load import ConfigError, from_dict, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.encoder_passes import set_chunks
-from pruned_rnnt.model.build_model import build_model
+from pruned_rnnt.model.build_model import build_model, fitted_model
 from pruned_rnnt.model.device_start import start_device
-from pruned_rnnt.model.fitted_model import fitted_model
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
 from pruned_rnnt.model.saved_file import UnusableFileError
 from pruned_rnnt.model.speech_model import SpeechModel

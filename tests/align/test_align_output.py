@@ -13,9 +13,7 @@ from lhotse import CutSet, MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.align.align_command import write_alignments
-from pruned_rnnt.align.manifest import cut_with_alignment
-from pruned_rnnt.align.output import AlignmentWriter, file_name
-from pruned_rnnt.align.textgrid import textgrid
+from pruned_rnnt.align.output import AlignmentWriter, cut_with_alignment, file_name, textgrid
 from pruned_rnnt.align.utterance import AlignedUtterance
 from pruned_rnnt.decode.word_times import TimedToken, TimedWord
 from pruned_rnnt.run.alignments import AlignmentPlace

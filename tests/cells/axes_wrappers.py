@@ -15,7 +15,7 @@ from tests.cells.cell import Cell
 from tests.cells.judge import Comparison, Upstream, compute
 from tests.cells.logit_subjects import DURATIONS, V
 from tests.cells.module_subjects import E, P, criterion
-from tests.cells.subject import Arguments, Subject, results_of
+from tests.cells.subject import Arguments, Subject, results_of, seed
 
 Wrapper = Callable[[nn.Linear], nn.Module | None]
 _NAMES = ("hook", "layer", "joiner", "parametri", "output_linear", "simple_am_proj")
@@ -43,7 +43,7 @@ class Lora(nn.Module):
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
         self.base_layer = base.requires_grad_(False)
-        torch.manual_seed(11)
+        seed(11)
         self.down = nn.Linear(base.in_features, 2, bias=False)
         self.up = nn.Linear(2, base.out_features, bias=False)
 

@@ -21,8 +21,8 @@ from tests.cells.judge import (
     widened,
     wrong_refusal,
 )
-from tests.cells.subject import Arguments, Subject, placed, results_of
-from tests.loss.unread import not_reading
+from tests.cells.subject import Arguments, Subject, placed, results_of, seed
+from tests.loss.loss_cases import not_reading
 
 RIGHT, REFUSED, WRONG, CRASH, ABSENT = "right", "refused", "wrong", "crash", "-"
 DEFAULT = Upstream()
@@ -95,7 +95,7 @@ class Cell:
 
 
 def outcome(cell: Cell, device: str) -> Outcome:
-    torch.manual_seed(0)
+    seed(0)
     try:
         given = cell.change(cell.arguments(device))
     except Absent as missing:
@@ -142,7 +142,7 @@ def _readable(cell: Cell) -> Iterator[None]:
 
 
 def _difference(cell: Cell, got: Comparison) -> str | None:
-    torch.manual_seed(0)
+    seed(0)
     change = cell.reference_change or cell.change
     wide = widened(change(cell.arguments("cpu")))
     if cell.subject.is_module:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pruned_rnnt import Joiner, PrunedTransducerLoss
 from tests.cells import band_references, references
 from tests.cells.logit_subjects import DURATIONS, LENGTHS, D, K, N, S, T, U, V, batch, random
-from tests.cells.subject import Arguments, Results, Subject
+from tests.cells.subject import Arguments, Results, Subject, seed
 
 E, P = 5, 4
 OPTIONS = {"s_range": S, "reduction": "none", "lm_only_scale": 0.25, "warm_up_steps": 10}
@@ -38,7 +38,7 @@ class StoredJoiner(nn.Module):
 
 def criterion(joiner: Any = None, **options: Any) -> PrunedTransducerLoss:
     """The module with the same values each time."""
-    torch.manual_seed(7)
+    seed(7)
     if joiner is None:
         joiner = Joiner
     count = len(options.get("durations") or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -63,7 +64,7 @@ class Subject:
     def function(self) -> str:
         return self.name.partition(" (")[0]
 
-    @property
+    @functools.cached_property
     def is_module(self) -> bool:
         return "module" in self.make()
 
@@ -73,6 +74,14 @@ class Subject:
 
     def meaning_of(self, argument: str) -> str:
         return self.meanings.get(argument, argument)
+
+
+def seed(value: int) -> None:
+    """As torch.manual_seed, which without a GPU takes milliseconds to note the call for one."""
+    if torch.cuda.is_available():
+        torch.manual_seed(value)
+    else:
+        torch.default_generator.manual_seed(value)
 
 
 def results_of(raw: Any, prefix: str = "") -> Results:

@@ -16,10 +16,9 @@ from tests.cells import page, runner, table
 from tests.cells.cell import CRASH, WRONG, Cell, Outcome
 from tests.loss.loss_cases import DEVICES
 
+# Workers start once for a part.
 PARTS = {
-    "arguments": ["dtypes", "mixed dtypes", "integer dtypes", "layouts", "other tensors"],
-    "values": ["lengths and targets", "unread values", "options", "values of options"],
-    "modes": ["gradients", "modes", "transforms", "wrappers", "whole module"],
+    "calls": [family for family in page.FAMILIES if family != "compilers"],
     "compilers": ["compilers"],
 }
 # They report on the installation, draw figures, or only choose a function with cells.

@@ -10,7 +10,7 @@ import torch
 
 from pruned_rnnt.compat import installed
 from tests.compat import nemo_stand_in
-from tests.compat.nemo_models import DURATIONS, SYMBOLS, Made
+from tests.compat.nemo_stand_in import DURATIONS, SYMBOLS, Made
 
 _PACKAGES = ("k2", "torchaudio")
 

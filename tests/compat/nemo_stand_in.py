@@ -2,15 +2,22 @@
 
 NeMo resolves a name and a blank to a module, sets that module's reduction to None, calls it with
 acts, labels, act_lens, label_lens, and reduces the values itself. NeMo's own resolver is a chain of
-fixed names, so a name that is only in the table is refused.
+fixed names, so a name that is only in the table is refused. A batch for its joint, and the loss and
+gradients of it; the fixture model_of makes the model.
 """
 
 import dataclasses
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+SYMBOLS, DURATIONS = 5, [0, 1, 2, 3]
+TARGETS = torch.tensor([[1, 2, 3], [3, 4, 0], [4, 2, 2]])
+FRAMES, LENGTHS = torch.tensor([5, 4, 6]), torch.tensor([3, 2, 3])
+Made = Callable[..., Any]
 
 
 @dataclasses.dataclass
@@ -124,3 +131,16 @@ def joint_module() -> types.ModuleType:
 
     module.RNNTJoint = RNNTJoint
     return module
+
+
+def inputs(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Outputs of encoder (N, D, T + 1) and predictor (N, D, U + 1)."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = (3, 7, 7), (3, 6, 4)
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+
+
+def loss_and_gradients(model: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    given = inputs(dtype)
+    value = model.loss(model.joint(*given), TARGETS, FRAMES, LENGTHS)
+    return [value.detach(), *torch.autograd.grad(value, [*given, *model.joint.parameters()])]

@@ -16,7 +16,7 @@ from pruned_rnnt.compat import (
     warp_rnnt,
 )
 from pruned_rnnt.compat.pruned_joint import PrunedOptions
-from tests.compat import nemo_models
+from tests.compat import nemo_stand_in
 from tests.compat.batches import BLANK, FRAMES, SYMBOLS, batch
 
 pytestmark = pytest.mark.gpu
@@ -98,17 +98,17 @@ def test_warp_rnnt_names_the_tensor_that_is_not_on_the_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("durations", [False, True], ids=["rnnt", "tdt"])
 def test_the_pruned_loss_in_nemos_joint_equals_the_cpu(
-    model_of: nemo_models.Made, durations: bool
+    model_of: nemo_stand_in.Made, durations: bool
 ) -> None:
     """The compiled step gets parts of the joint's last layer."""
     model = model_of(durations)
-    kwargs: dict[str, Any] = {"durations": nemo_models.DURATIONS} if durations else {}
+    kwargs: dict[str, Any] = {"durations": nemo_stand_in.DURATIONS} if durations else {}
     nemo_loss.use(model, pruned=PrunedOptions(s_range=3, warm_up_steps=0), **kwargs)
     found = []
     for device in ("cpu", "cuda"):
         joint = copy.deepcopy(model.joint).to(device)
-        given = [x.detach().to(device).requires_grad_() for x in nemo_models.inputs()]
-        batch = nemo_models.TARGETS, nemo_models.FRAMES, nemo_models.LENGTHS
+        given = [x.detach().to(device).requires_grad_() for x in nemo_stand_in.inputs()]
+        batch = nemo_stand_in.TARGETS, nemo_stand_in.FRAMES, nemo_stand_in.LENGTHS
         loss = model.loss(joint(*given), *(x.to(device) for x in batch))
         gradients = torch.autograd.grad(loss, [*given, *joint.parameters()])
         found.append([x.detach().cpu() for x in (loss, *gradients)])

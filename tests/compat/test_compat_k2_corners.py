@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pruned_rnnt.compat import fast_rnnt, k2
 from tests.compat.batches import BLANK, VOCABULARY, assert_same_gradients, batch, oracle_losses
-from tests.loss.unread import not_reading
+from tests.loss.loss_cases import not_reading
 
 TYPES = ["regular", "modified", "constrained"]
 EVERY_COLUMN = torch.tensor([0, 1, 2, 3]).expand(4, 4, 4)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pruned_rnnt.compat import nemo_loss
 from pruned_rnnt.compat.joint_inputs import JointInputs
-from tests.compat.nemo_models import (
+from tests.compat.nemo_stand_in import (
     DURATIONS,
     FRAMES,
     LENGTHS,

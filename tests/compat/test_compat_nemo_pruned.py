@@ -10,7 +10,7 @@ from torch import Tensor
 from pruned_rnnt import Joiner, PrunedTransducerLoss
 from pruned_rnnt.compat import nemo_loss
 from pruned_rnnt.compat.pruned_joint import PrunedOptions
-from tests.compat.nemo_models import (
+from tests.compat.nemo_stand_in import (
     DURATIONS,
     FRAMES,
     LENGTHS,

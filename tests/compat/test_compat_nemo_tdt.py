@@ -1,5 +1,6 @@
 """compat.nemo_loss for TDT models: values, gradients, NeMo's calling convention, registration."""
 
+import functools
 import sys
 import types
 from typing import Any
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.compat import nemo_loss
+from pruned_rnnt.compat.nemo_outputs import extra_outputs
 from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
-from tests.compat import nemo_models, nemo_stand_in
-from tests.compat.nemo_models import Made
+from tests.compat import nemo_stand_in
+from tests.compat.nemo_stand_in import Made
 from tests.tdt_paths import tdt_scores, tdt_total
 
 LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
@@ -138,12 +140,12 @@ def test_names_in_a_configuration_fit_the_joint(model_of: Made, normalised: bool
     nemo_loss.register()
     nemo_loss.register()
     losses = sys.modules[LOSS_MODULE]
-    batch = nemo_models.TARGETS, nemo_models.FRAMES, nemo_models.LENGTHS
+    batch = nemo_stand_in.TARGETS, nemo_stand_in.FRAMES, nemo_stand_in.LENGTHS
 
     def loss_of(model: Any, name: str, **kwargs: Any) -> Tensor:
         model.joint.log_softmax = normalised
         loss = losses.RNNTLoss(model.joint.num_classes_with_blank - 1, None, name, kwargs)
-        value: Tensor = loss(model.joint(*nemo_models.inputs()), *batch)
+        value: Tensor = loss(model.joint(*nemo_stand_in.inputs()), *batch)
         return value
 
     rnnt, tdt = model_of(), model_of(durations=True)
@@ -155,3 +157,20 @@ def test_names_in_a_configuration_fit_the_joint(model_of: Made, normalised: bool
         message = rf"loss_name: pruned_rnnt_tdt has 2 durations, \(0, 1\), and the joint {outputs}"
         with pytest.raises(ValueError, match=message):
             loss_of(model, "pruned_rnnt_tdt", durations=[0, 1])
+
+
+def test_a_joint_that_another_library_wraps_tells_its_outputs(model_of: Made) -> None:
+    joint_class = sys.modules["nemo.collections.asr.modules.rnnt"].RNNTJoint
+    original = joint_class.joint_after_projection
+
+    @functools.wraps(original)
+    def traced(self: Any, f: Tensor, g: Tensor) -> Any:
+        return original(self, f, g)
+
+    joint_class.joint_after_projection = traced
+    nemo_loss.register()
+    noting = joint_class.joint_after_projection
+    nemo_loss.register()
+    assert joint_class.joint_after_projection is noting is not traced
+    outputs = model_of(durations=True).joint(*nemo_stand_in.inputs())
+    assert extra_outputs(outputs) == len(nemo_stand_in.DURATIONS)

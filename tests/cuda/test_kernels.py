@@ -12,9 +12,18 @@ from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
 from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.lattice.lattice import split_workspace
 from tests.ops.held_row_cases import held_row_calls
-from tests.ops.native_batches import SHAPES, TOLERANCES, Batch, Call, batch_of, poison
+from tests.ops.native_batches import (
+    SHAPES,
+    TOLERANCES,
+    Batch,
+    Call,
+    batch_of,
+    log_softmax_like,
+    poison,
+    random_start,
+    sloping_start,
+)
 from tests.ops.native_cases import all_calls, log_probs_calls
-from tests.ops.random_bands import log_softmax_like, random_start, sloping_start
 from tests.ops.simple_cases import split_simple_calls
 
 pytestmark = [

@@ -1,7 +1,10 @@
-"""Audio files of many kinds come in as 16 kHz samples and features."""
+"""Audio files of many kinds come in as 16 kHz samples and features; short wav files that are read
+without libsndfile as it reads them.
+"""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,10 @@ import torch
 from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.audio.features import audio_features, batch_features, fbank_extractor
+from pruned_rnnt.data.audio.wav import short_wav
 from pruned_rnnt.data.audio.waveform import resample
+
+SAMPLES = np.random.default_rng(0).integers(-(2**15), 2**15, 4000).astype(np.int16)
 
 
 def tone(rate: int, seconds: float = 0.5, pitch: float = 440.0) -> np.ndarray:
@@ -87,3 +93,56 @@ def test_very_short_audio_gives_a_frame(length: int) -> None:
     assert 1 <= len(whole) <= 3
     pieces = torch.cat(list(feature_pieces([tone(16000)[:length]])))
     torch.testing.assert_close(pieces, whole)
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack("<4sI", name, len(content)) + content + b"\0" * (len(content) % 2)
+
+
+def wav(
+    *before: bytes, kind: int = 1, channels: int = 1, rate: int = 16000, bits: int = 16
+) -> bytes:
+    size = channels * bits // 8
+    fmt = chunk(b"fmt ", struct.pack("<HHIIHH", kind, channels, rate, rate * size, size, bits))
+    parts = b"".join([b"WAVE", fmt, *before, chunk(b"data", SAMPLES.tobytes())])
+    return chunk(b"RIFF", parts)
+
+
+@pytest.mark.parametrize("before", [(), (chunk(b"LIST", b"INFOabc"), chunk(b"fact", b"1234"))])
+def test_samples_are_those_of_libsndfile(before: tuple[bytes, ...], tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(wav(*before))
+    found = short_wav(path, 16000, 4000)
+    assert found is not None
+    assert np.array_equal(found, soundfile.read(path, dtype="int16")[0])
+    assert np.array_equal(found, SAMPLES)
+    assert short_wav(str(path), 16000, 3999) is None
+    assert short_wav(path, 8000, 4000) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        wav(kind=3),
+        wav(channels=2),
+        wav(bits=24),
+        wav()[:-2],
+        wav()[:30],
+        wav(chunk(b"LIST", bytes(5000))),
+        wav().replace(b"RIFF", b"RIFX", 1),
+        wav().replace(struct.pack("<4sI", b"data", 8000), struct.pack("<4sI", b"data", 0)),
+        wav().replace(struct.pack("<4sI", b"data", 8000), struct.pack("<4sI", b"data", 2**32 - 1)),
+        wav().replace(struct.pack("<4sI", b"data", 8000), struct.pack("<4sI", b"data", 7999)),
+        b"no sound",
+        b"",
+    ],
+)
+def test_other_files_are_left_to_libsndfile(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(content)
+    assert short_wav(path, 16000, 10**6) is None
+
+
+def test_files_that_do_not_exist_are_left_to_libsndfile(tmp_path: Path) -> None:
+    assert short_wav(tmp_path / "absent.wav", 16000, 4000) is None
+    assert short_wav(tmp_path, 16000, 4000) is None

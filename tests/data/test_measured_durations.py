@@ -1,4 +1,6 @@
-"""Buckets and the usual longest duration come from the whole training split, not from its start."""
+"""Buckets, the usual longest duration and that beside a model come from the whole training split,
+not from its start.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,11 @@ from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.input.sampler import duration_bins
+from pruned_rnnt.data.input.training_durations import (
+    p99_duration,
+    read_p99_duration,
+    save_p99_duration,
+)
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 
 # As recipes write them that append one corpus to another.
@@ -88,3 +95,19 @@ def test_a_sample_without_usable_cuts(config: DataConfig, monkeypatch: pytest.Mo
     data = DataModule(config)
     data.train_loader()
     assert data.p99_duration in DURATIONS
+
+
+def test_p99_ignores_a_few_long_utterances(tmp_path) -> None:
+    seconds = p99_duration([2.0] * 99 + [5.0] * 100 + [400.0])
+    assert seconds == 5.0
+    assert read_p99_duration(tmp_path) is None
+    save_p99_duration(tmp_path, seconds)
+    assert read_p99_duration(tmp_path) == 5.0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[3]", "{}", '{"usual_longest_seconds": "long"}'])
+def test_error_names_damaged_file(tmp_path, text: str) -> None:
+    path = tmp_path / "utterances.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"utterances\.json is damaged"):
+        read_p99_duration(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pruned_rnnt.config.load import load_config
-from pruned_rnnt.data.prepare.training_length import training_length
+from pruned_rnnt.data.prepare.prepare_report import training_length
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 

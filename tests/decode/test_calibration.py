@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from pruned_rnnt.decode.scoring.confidence import normalised_cross_entropy, right_words
+from pruned_rnnt.decode.scoring.error_statistics import normalised_cross_entropy, right_words
 from pruned_rnnt.decode.timing.calibration import (
     Calibration,
     ConfidenceMap,
@@ -21,8 +21,7 @@ from pruned_rnnt.decode.timing.calibration import (
     read_calibration,
     save_calibration,
 )
-from pruned_rnnt.decode.timing.fit_confidence import fit_confidence
-from pruned_rnnt.decode.timing.fit_times import Distance, fit_times
+from pruned_rnnt.decode.timing.fit_calibration import Distance, fit_confidence, fit_times
 from pruned_rnnt.decode.timing.head_paths import head_paths
 from tests.tiny_models import tiny_conformer, tiny_model
 

@@ -16,9 +16,9 @@ from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
 from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
 from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
 from pruned_rnnt.decode.search.rows import Rows
-from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+from pruned_rnnt.model.speech_model import CtcModel, ctc_log_probs
 from tests.decode.ctc_paths import BLANK, all_sequences, best_path, collapsed, scored_paths
 from tests.decode.search_model import encoded
 from tests.tiny_models import randomise, tiny_conformer, tiny_model

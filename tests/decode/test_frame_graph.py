@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from pruned_rnnt.decode.fusion.build import SymbolBonus
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
-from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
 from pruned_rnnt.decode.search import frame_graph
 from pruned_rnnt.decode.search.back_pointers import trace_hypotheses
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.fusion.word_files import read_orders, read_word_ngram
+from pruned_rnnt.decode.fusion.ngram_files import read_orders, read_word_ngram
 from pruned_rnnt.decode.fusion.word_ngram import BEGIN, END, WordNgram
 from pruned_rnnt.decode.fusion.word_scorer import WordNgramScorer
 from tests.decode.search_model import encoded, make_model, modified_beam_search

@@ -20,9 +20,9 @@ from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import run_recognise, verify
 from pruned_rnnt.interop.icefall.zipformer_export import export_icefall
 from pruned_rnnt.model.build_model import as_transducer
-from pruned_rnnt.model.ctc_model import CtcModel
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+from pruned_rnnt.model.speech_model import CtcModel
 from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from tests.export.tone_corpus import make_corpus

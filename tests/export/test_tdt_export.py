@@ -69,7 +69,11 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 CONTEXTS_AND_DURATIONS = pytest.mark.parametrize(
-    ("context_size", "durations"), [(2, (0, 1, 2, 3, 4)), (1, (2, 0, 1, 5))], ids=["two", "one"]
+    ("context_size", "durations"),
+    [
+        pytest.param(2, (0, 1, 2, 3, 4), id="two", marks=pytest.mark.slow),
+        pytest.param(1, (2, 0, 1, 5), id="one"),
+    ],
 )
 
 

@@ -19,7 +19,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.speech_dataset import BadAudio, SpeechDataset
 from pruned_rnnt.data.input.training_durations import read_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.fusion.arpa import read_arpa
+from pruned_rnnt.decode.fusion.ngram_files import read_arpa
 from pruned_rnnt.decode.timing.calibration import read_calibration
 from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 from pruned_rnnt.run.measured import read_measurement

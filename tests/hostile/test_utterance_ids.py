@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.data.input.manifest_checks import id_fault
-from pruned_rnnt.data.input.manifest_items import manifest_items
+from pruned_rnnt.data.input.manifest_items import id_fault, manifest_items
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from tests.data.recorded_speech import write_audio
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.interop.icefall.token_files import read_token_file
+from pruned_rnnt.interop.icefall.imported_run import read_token_file
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
 from pruned_rnnt.interop.icefall.zipformer_import import import_icefall, read_icefall
 from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig

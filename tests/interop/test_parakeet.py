@@ -24,8 +24,8 @@ from pruned_rnnt.interop.nemo.exported_model import export_model
 from pruned_rnnt.interop.nemo.imported_model import ImportedModel, import_model
 from pruned_rnnt.interop.nemo.safetensors_file import read_safetensors, write_safetensors
 from pruned_rnnt.interop.nemo.symbols import symbols_of_json, tokenizer_json_of
-from pruned_rnnt.model.ctc_model import ctc_log_probs
 from pruned_rnnt.model.feature_norm import centre_features
+from pruned_rnnt.model.speech_model import ctc_log_probs
 from pruned_rnnt.model.transducer_model import TransducerModel
 from tests.interop.parakeet_models import (
     NEMO,

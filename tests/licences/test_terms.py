@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pruned_rnnt.licences.hub_names import hub_metadata
-from pruned_rnnt.licences.terms import TERMS, contradiction, demands, spdx
+from pruned_rnnt.licences.terms import TERMS, contradiction, demands, hub_metadata, spdx
 
 
 @pytest.mark.parametrize(

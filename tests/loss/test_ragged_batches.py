@@ -8,7 +8,15 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds, Occupancy
-from tests.loss.loss_cases import DEVICES, RNNT_TYPES, Batch, has_path, make_batch, pack
+from tests.loss.loss_cases import (
+    DEVICES,
+    RNNT_TYPES,
+    Batch,
+    has_path,
+    make_batch,
+    not_reading,
+    pack,
+)
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
@@ -189,3 +197,25 @@ def test_a_batch_of_only_empty_references(device) -> None:
         torch.testing.assert_close(loss, expected, msg=name)
         for a, b in zip(torch.autograd.grad(loss.sum(), (am, lm)), wanted, strict=True):
             torch.testing.assert_close(a, b, msg=name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_lattices_without_frames_are_refused_without_reading(device) -> None:
+    targets = torch.ones(2, 1, dtype=torch.int32, device=device)
+    lengths = torch.ones(2, dtype=torch.int32, device=device)
+    am, lm, weight = (torch.zeros(x, device=device) for x in ((2, 0, 4), (2, 2, 4), (5, 4)))
+    joiner = pruned_rnnt.Joiner(4, 4, 4, 5)
+    module = pruned_rnnt.PrunedTransducerLoss(joiner, 4, 4, 5).to(device)
+    calls = [
+        lambda: pruned_rnnt.rnnt_loss(am.new_zeros(2, 0, 2, 5), targets, lengths, lengths),
+        lambda: pruned_rnnt.rnnt_loss_simple(am, lm, targets, lengths, lengths),
+        lambda: pruned_rnnt.rnnt_loss_fused(am, lm, weight, None, targets, None, lengths, lengths),
+        lambda: pruned_rnnt.ctc_loss(am, targets, lengths, lengths),
+        lambda: module(am, lm, targets, lengths, lengths, 0),
+    ]
+    for call in calls:
+        with not_reading(), pytest.raises(ValueError, match="has no frames; there must be"):
+            call()
+    occupancy = pruned_rnnt.Occupancy(am.new_zeros(2, 3, 0), am.new_zeros(2, 3, 0))
+    with not_reading(), pytest.raises(ValueError, match="occupancy has no columns"):
+        pruned_rnnt.prune_bounds(occupancy, lengths, lengths)

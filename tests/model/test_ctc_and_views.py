@@ -8,10 +8,9 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.model.build_model import as_transducer, build_model
-from pruned_rnnt.model.ctc_model import CtcModel, ctc_log_probs
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
-from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
+from pruned_rnnt.model.speech_model import CtcModel, ModelLosses, SpeechModel, ctc_log_probs
 from tests.tiny_models import tiny_conformer
 
 VOCAB = 9

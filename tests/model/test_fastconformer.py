@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from pruned_rnnt.model.conformer_layer import FrameBatchNorm
 from pruned_rnnt.model.fastconformer import FastConformer, FastConformerConfig
-from pruned_rnnt.model.frame_batch_norm import FrameBatchNorm
 from pruned_rnnt.model.relative_attention import RelativeAttention, relative_positions
 from tests.tiny_models import tiny_fastconformer
 

@@ -1,7 +1,4 @@
-"""Random ragged batches, and calls of raw ops on them.
-
-Axes: N batch, T frames, U symbols, S columns kept a frame, V vocabulary.
-"""
+"""Random ragged batches and bands, log-probabilities for their rows, and calls of raw ops."""
 
 from __future__ import annotations
 
@@ -13,6 +10,23 @@ import torch
 from torch import Tensor
 
 NEG_INF = float("-inf")
+# (name, T_n, U_n, V): one frame, no symbols, more symbols than frames, one utterance, many.
+SHAPES = [
+    ("ragged", [7, 4, 5], [3, 3, 0], 6),
+    ("one_frame", [1, 1], [2, 0], 4),
+    ("only_blanks", [4, 2], [0, 0], 3),
+    ("more_symbols_than_frames", [3, 2], [9, 5], 5),
+    ("single_long", [67], [21], 37),
+    ("wide_vocabulary", [5, 9, 2], [4, 8, 1], 301),
+    ("tiny_vocabulary", [6, 3], [4, 2], 2),
+]
+# (dtype, rtol, atol): 16-bit results may differ by one rounding.
+TOLERANCES = [
+    (torch.float64, 1e-9, 1e-10),
+    (torch.float32, 2e-4, 2e-5),
+    (torch.float16, 4e-3, 4e-3),
+    (torch.bfloat16, 3e-2, 3e-2),
+]
 
 
 @dataclass(frozen=True)
@@ -42,27 +56,6 @@ class Batch:
         return len(self.logit_lengths)
 
 
-# (name, T_n, U_n, V): one frame, no symbols, more symbols than frames, one utterance, many.
-SHAPES = [
-    ("ragged", [7, 4, 5], [3, 3, 0], 6),
-    ("one_frame", [1, 1], [2, 0], 4),
-    ("only_blanks", [4, 2], [0, 0], 3),
-    ("more_symbols_than_frames", [3, 2], [9, 5], 5),
-    ("single_long", [67], [21], 37),
-    ("wide_vocabulary", [5, 9, 2], [4, 8, 1], 301),
-    ("tiny_vocabulary", [6, 3], [4, 2], 2),
-]
-
-
-# (dtype, rtol, atol): 16-bit results may differ by one rounding.
-TOLERANCES = [
-    (torch.float64, 1e-9, 1e-10),
-    (torch.float32, 2e-4, 2e-5),
-    (torch.float16, 4e-3, 4e-3),
-    (torch.bfloat16, 3e-2, 3e-2),
-]
-
-
 def poison(*shape: int, dtype: torch.dtype) -> Tensor:
     """An output of NaN, every element of which a kernel must overwrite."""
     return torch.full(shape, float("nan"), dtype=dtype)
@@ -84,3 +77,26 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def log_softmax_like(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.nn.functional.logsigmoid(2 * torch.randn(*shape, dtype=dtype))
+
+
+def random_start(batch: Batch, columns: int) -> Tensor:
+    """Bands from 0 to the last symbol that never move back."""
+    last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
+    share = torch.rand(batch.size, batch.frames).sort(1).values
+    start = (share * (last + 0.999)).int()
+    start[:, 0] = 0
+    t = torch.arange(batch.frames)
+    return torch.where(t >= batch.logit_lengths[:, None] - 1, last, start).int()
+
+
+def sloping_start(batch: Batch, columns: int) -> Tensor:
+    """Bands from 0 to the last symbol that move by one column per frame at most."""
+    last = (batch.target_lengths[:, None] + 1 - columns).clamp_min(0)
+    t = torch.arange(batch.frames)
+    # The last two frames are left for the arcs after the last move.
+    slope = last / (batch.logit_lengths[:, None] - 2).clamp_min(1)
+    return torch.minimum((slope * t).int(), last).int()

@@ -13,8 +13,16 @@ from torch import Tensor
 from pruned_rnnt.ops.common.column_sums import parts_of
 from pruned_rnnt.ops.common.library import RNNT_TYPES, accumulator
 from pruned_rnnt.ops.lattice.lattice import split_workspace
-from tests.ops.native_batches import NEG_INF, Batch, Call, batch_of, poison
-from tests.ops.random_bands import log_softmax_like, random_start, sloping_start
+from tests.ops.native_batches import (
+    NEG_INF,
+    Batch,
+    Call,
+    batch_of,
+    log_softmax_like,
+    poison,
+    random_start,
+    sloping_start,
+)
 from tests.ops.simple_cases import simple_calls
 
 

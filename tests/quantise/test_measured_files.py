@@ -1,4 +1,4 @@
-"""Errors of exported files."""
+"""Errors of exported files, and runs of a graph that are kept for the comparison of its layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import torch
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.quantise import measured_files
-from pruned_rnnt.quantise.measured_files import Utterance, file_errors, utterances
+from pruned_rnnt.quantise.measured_files import (
+    Utterance,
+    _joined,
+    _SpreadRuns,
+    file_errors,
+    utterances,
+)
 from pruned_rnnt.transcribe.transcription import Transcription
 
 
@@ -58,3 +64,24 @@ def test_files_decode_an_utterance_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen["precision"] == "int4"
     assert (found.errors, found.words) == ((2,), (3,))
     assert found.counts.substitutions == found.counts.deletions == 1
+
+
+@pytest.mark.parametrize("number", [1, 12, 23, 24, 100, 5000])
+def test_kept_runs_are_evenly_spread(number: int) -> None:
+    runs = _SpreadRuns(12)
+    for place in range(number):
+        runs.add({"x": np.array([place])})
+    places = [int(feeds["x"][0]) for feeds in runs.kept]
+    assert min(number, 12) <= len(places) < 24
+    assert places[0] == 0
+    assert len(set(np.diff(places))) <= 1
+    assert places[-1] >= number - 1 - number // 12
+
+
+def test_runs_of_a_graph_are_joined_along_the_batch() -> None:
+    """The second axis of the states of models in NeMo's layout."""
+    runs = [{"targets": np.full((1, 1), n), "states.1": np.full((2, 1, 3), n)} for n in range(4)]
+    joined = _joined(runs)
+    assert joined["targets"].shape == (4, 1)
+    assert joined["states.1"].shape == (2, 4, 3)
+    assert joined["states.1"][0, :, 0].tolist() == [0, 1, 2, 3]

@@ -17,6 +17,7 @@ from pruned_rnnt.train.engine.log import read_metrics
 from scripts.fabricate.corpora import Part, scaled_parts
 from scripts.fabricate.layouts import fabricate
 from scripts.recipe_end_to_end import CHECKPOINTS, Folders, commands, folders
+from tests.tiny_corpus import CONFORMER, ZIPFORMER
 
 pytestmark = pytest.mark.slow
 
@@ -27,26 +28,8 @@ TRAINING = [
     "train.loggers=[]",
     "data.num_workers=0",
 ]
-CONFORMER = [
-    "model.encoder.layers=1",
-    "model.encoder.dim=32",
-    "model.encoder.heads=2",
-    "model.encoder.feedforward_dim=32",
-    "model.encoder.kernel_size=5",
-    "model.encoder.subsampling_channels=4",
-    "model.predictor.dim=16",
-    "model.joiner_dim=32",
-]
-ZIPFORMER = [
-    "model.encoder.downsampling=[1,2]",
-    "model.encoder.layers=[1,1]",
-    "model.encoder.dims=[16,24]",
-    "model.encoder.unmasked_dims=[8,12]",
-    "model.encoder.feedforward_dims=[16,24]",
-    "model.encoder.heads=[2,2]",
-    "model.encoder.kernel_sizes=[7,7]",
-    "model.encoder.query_head_dim=4",
-    "model.encoder.value_head_dim=4",
+SMALL_ZIPFORMER = [
+    *ZIPFORMER,
     "model.predictor.dim=16",
     "model.joiner_dim=32",
     "data.num_buckets=2",
@@ -74,7 +57,7 @@ CASES = [
         recipe="librispeech",
         share=0.01,
         seconds=2.0,
-        settings=[*ZIPFORMER, "data.max_duration=8"],
+        settings=[*SMALL_ZIPFORMER, "data.max_duration=8"],
         prepare=["--vocab-size", "100"],
         export="icefall",
         splits={
@@ -97,7 +80,7 @@ CASES = [
         recipe="aishell",
         share=0.01,
         seconds=2.0,
-        settings=[*ZIPFORMER, "data.max_duration=8"],
+        settings=[*SMALL_ZIPFORMER, "data.max_duration=8"],
         prepare=[],
         export="icefall",
         splits={"train": ["train"], "dev": ["dev"], "test": ["test"]},
@@ -106,7 +89,7 @@ CASES = [
         recipe="commonvoice",
         share=0.001,
         seconds=2.0,
-        settings=[*ZIPFORMER, "data.max_duration=8"],
+        settings=[*SMALL_ZIPFORMER, "data.max_duration=8"],
         prepare=["--language", "de", "--vocab-size", "100"],
         export="icefall",
         splits={"train": ["train"], "dev": ["dev"], "test": ["test"]},

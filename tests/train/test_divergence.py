@@ -1,4 +1,4 @@
-"""NaN, infinite or absurdly large parameters are reported, never saved, and refused on loading."""
+"""NaN, infinite or huge parameters are reported, never saved, and refused on loading."""
 
 from __future__ import annotations
 

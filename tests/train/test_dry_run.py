@@ -57,19 +57,28 @@ def test_dry_run_prints_a_table_and_writes_nothing(
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
 
 
-def test_dry_run_refuses_torchrun(
+TRIALS = pytest.mark.parametrize(
+    "options", [["--dry-run"], ["--estimate", "--estimate-seconds", "0.1"]], ids=["run", "estimate"]
+)
+
+
+@TRIALS
+def test_trials_refuse_torchrun(
+    options: list[str],
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", "--dry-run", *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_FAILED
+    assert main(["train", *options, *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_FAILED
     assert "without torchrun" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_dry_run_names_batches_that_do_not_fit(
+@TRIALS
+def test_batches_that_do_not_fit_are_named(
+    options: list[str],
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -86,7 +95,7 @@ def test_dry_run_names_batches_that_do_not_fit(
 
     monkeypatch.setattr(SpeechTask, "losses", failing)
     settings = tiny_overrides(corpus, tmp_path / "run", "data.max_duration=6")
-    assert main(["train", "--dry-run", *settings]) == EXIT_FAILED
+    assert main(["train", *options, *settings]) == EXIT_FAILED
     out = " ".join(capsys.readouterr().out.split())
     assert "out of memory" in out
     assert any(name in out for name in refused)

@@ -7,15 +7,11 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.cli.command import EXIT_FAILED
-from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.train.engine.state import TrainingState
 from pruned_rnnt.train.tasks.dry_run import DryRun
 from pruned_rnnt.train.tasks.estimate import Counts, Estimate, Measured, count
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 from tests.tiny_corpus import tiny_experiment, tiny_overrides
-from tests.train.failures import run_out_of_memory
 
 QUICK = ["--estimate", "--estimate-seconds", "0.1"]
 
@@ -92,41 +88,6 @@ def test_memory_of_processes_that_divide_the_optimiser(corpus: Path, tmp_path: P
         assert whole / 2 <= getattr(two, part) < 0.55 * whole
         assert whole / 4 <= getattr(four, part) < 0.35 * whole
     assert alone.gradients == sum(4 * p.numel() for p in trials.task.model.parameters())
-
-
-@pytest.mark.slow
-def test_batches_that_do_not_fit_are_named(
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    losses = SpeechTask.losses
-    refused: list[str] = []
-
-    def failing(self: SpeechTask, batch: Batch, step: int) -> ModelLosses:
-        if batch.target_lengths_N.sum() > 8:
-            refused.append(batch.ids[0])
-            run_out_of_memory("cpu")
-        return losses(self, batch, step)
-
-    monkeypatch.setattr(SpeechTask, "losses", failing)
-    settings = tiny_overrides(corpus, tmp_path / "run", "data.max_duration=6")
-    assert main(["train", *QUICK, *settings]) == EXIT_FAILED
-    out = " ".join(capsys.readouterr().out.split())
-    assert "out of memory" in out
-    assert any(name in out for name in refused)
-
-
-def test_estimate_refuses_torchrun(
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", *QUICK, *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_FAILED
-    assert "without torchrun" in capsys.readouterr().err
 
 
 def test_seconds_are_those_of_all_parts() -> None:

@@ -22,8 +22,14 @@ from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.mwer import MinimumWordError, MwerConfig, expected_errors
-from pruned_rnnt.train.tasks.mwer_candidates import candidates_of, errors_of, references_of
+from pruned_rnnt.train.tasks.mwer import (
+    MinimumWordError,
+    MwerConfig,
+    candidates_of,
+    errors_of,
+    expected_errors,
+    references_of,
+)
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.lattice_paths import joiner_log_probs, log_total
 from tests.padded_batch import padded_batch

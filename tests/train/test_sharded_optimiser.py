@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.train.engine.state_memory import divided_memory
+from pruned_rnnt.train.engine.memory import divided_memory
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser

@@ -13,22 +13,14 @@ from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.train.run import load_model, run_config
-from tests.tiny_corpus import make_corpus, tiny_overrides
+from tests.tiny_corpus import ZIPFORMER, make_corpus, tiny_overrides
 
 pytestmark = pytest.mark.slow
 
 TINY = [
     "model.encoder.kind=zipformer",
     "model.encoder.causal=true",
-    "model.encoder.downsampling=[1,2]",
-    "model.encoder.layers=[1,1]",
-    "model.encoder.dims=[16,24]",
-    "model.encoder.unmasked_dims=[8,12]",
-    "model.encoder.feedforward_dims=[16,24]",
-    "model.encoder.heads=[2,2]",
-    "model.encoder.kernel_sizes=[7,7]",
-    "model.encoder.query_head_dim=4",
-    "model.encoder.value_head_dim=4",
+    *ZIPFORMER,
     "model.encoder.chunk_sizes=[8,16]",
     "model.encoder.left_contexts=[16,32]",
     "model.encoder.chunk_size=8",

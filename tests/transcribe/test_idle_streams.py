@@ -42,7 +42,14 @@ def decoded(encoder: EncoderConfig, decode: DecodeConfig) -> list[list[FinalText
     return [stream.take_finals() for stream in (muted, other)]
 
 
-@pytest.mark.parametrize("decode", [DecodeConfig(), DecodeConfig(method="modified_beam")])
+@pytest.mark.parametrize(
+    "decode",
+    [
+        DecodeConfig(),
+        # The states of a beam in streams: test_streams.py.
+        pytest.param(DecodeConfig(method="modified_beam"), marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_encoder_rests_in_digital_silence(
     encoder: EncoderConfig, decode: DecodeConfig, monkeypatch: pytest.MonkeyPatch

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kTdtStepThreads)
   write_log_softmax<real>(K, [&](int32_t k) { return static_cast<real>(own[k]); }, out + row * K);
 }
 
-// The two kernels of the band's masses follow pruned_rnnt/ops/pruning/tdt_bounds.py, a warp for
+// The two kernels of the band's masses follow pruned_rnnt/ops/pruning/prune_bounds.py, a warp for
 // each of `frames` = N T frames.
 constexpr float kLeastVisits = 0.02f;
 

@@ -182,12 +182,12 @@ class LiveAudio:
 
 def _channels(samples: Any) -> FloatArray:
     """(S, C) float32 samples."""
-    given = sample_array(samples)
-    if given.ndim == 1:
-        given = given[:, None]
-    if given.ndim != 2 or not 1 <= given.shape[1] <= MOST_CHANNELS:
+    array = sample_array(samples)
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2 or not 1 <= array.shape[1] <= MOST_CHANNELS:
         raise ValueError(
-            f"audio has the shape {given.shape}, needs (S,), or (S, C) with at most "
+            f"audio has the shape {array.shape}, needs (S,), or (S, C) with at most "
             f"{MOST_CHANNELS} channels"
         )
-    return scaled(given)
+    return scaled(array)

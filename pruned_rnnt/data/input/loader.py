@@ -98,7 +98,7 @@ class BatchLoader:
         for batch in _with_plain_errors(batches):
             for line in batch.left_out:
                 self.left_out += 1
-                logger.warning("bad audio, left out (number %d): %s", self.left_out, line)
+                logger.warning("bad audio, skipped (number %d): %s", self.left_out, line)
             if self._own_ids is not None:
                 batch = replace(batch, repeats=frozenset(batch.ids) - self._own_ids)
             if len(batch) > 0:

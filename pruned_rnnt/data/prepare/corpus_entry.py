@@ -12,7 +12,7 @@ from lhotse.utils import fastcopy
 from pruned_rnnt.data.audio.audio_file import HIGHEST_RATE
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording
 from pruned_rnnt.data.input.filters import LONGEST_SECONDS, cut_language, cut_text
-from pruned_rnnt.data.input.manifest_checks import id_fault
+from pruned_rnnt.data.input.manifest_items import id_fault
 
 # Lowest sampling rate of training data in Hz; transcription accepts lower rates.
 LOWEST_RATE = 8000

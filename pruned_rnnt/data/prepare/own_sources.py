@@ -14,19 +14,20 @@ from typing import Literal
 
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.input.manifest_items import text_lines
-from pruned_rnnt.data.prepare.common_voice_source import (
-    CommonVoiceFolders,
-    clips_table,
-    common_voice_folders,
-    is_clips_table,
-)
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.json_source import JsonSource, has_audio_path, json_object
 from pruned_rnnt.data.prepare.kaldi_source import KaldiSource
-from pruned_rnnt.data.prepare.ljspeech_source import LJSpeechSource, is_ljspeech_table
 from pruned_rnnt.data.prepare.manifest_source import ManifestSource
 from pruned_rnnt.data.prepare.splits import split_name
 from pruned_rnnt.data.prepare.table_source import TableSource
+from pruned_rnnt.data.prepare.table_sources import (
+    CommonVoiceFolders,
+    LJSpeechSource,
+    clips_table,
+    common_voice_folders,
+    is_clips_table,
+    is_ljspeech_table,
+)
 
 Kind = Literal[
     "folder",

@@ -1,4 +1,8 @@
-"""Configure the scores that beam search adds: language models, internal model, hotwords."""
+"""Configure the scores that beam search adds: language models, internal model, hotwords, and a
+bonus for every symbol.
+
+Axes: R rows, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,48 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.fusion.hotwords import HotwordScorer, check_bonus, read_hotwords
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
-from pruned_rnnt.decode.fusion.symbol_bonus import SymbolBonus
-from pruned_rnnt.decode.fusion.word_files import read_word_ngram
+from pruned_rnnt.decode.fusion.ngram_files import read_word_ngram
 from pruned_rnnt.decode.fusion.word_scorer import WordNgramScorer
+from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel
+
+
+class SymbolBonus:
+    """A `TokenScorer` that adds the same score to each symbol.
+
+    Log-probabilities of a language model are negative, so that a large scale shortens the texts; a
+    positive bonus makes up for it.
+
+    Args:
+        bonus: a natural log-probability; may be negative.
+        vocab_size: V.
+    """
+
+    capturable = True
+
+    def __init__(self, bonus: float, vocab_size: int) -> None:
+        self._bonus = bonus
+        self._vocab_size = vocab_size
+
+    def start(self, rows: int, device: torch.device) -> Rows:
+        return (torch.zeros(rows, device=device),)
+
+    def scores(self, state: Rows) -> Tensor:
+        return (state[0] + self._bonus)[:, None].expand(-1, self._vocab_size)
+
+    def advance(self, state: Rows, symbols_R: Tensor, emits_R: Tensor) -> Rows:
+        return state
+
+    def final(self, state: Rows) -> Tensor:
+        return state[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.fusion.arpa import BEGIN, END, UNKNOWN, Entry, Ngram, read_arpa
+from pruned_rnnt.decode.fusion.ngram_files import BEGIN, END, UNKNOWN, Entry, Ngram, read_arpa
 from pruned_rnnt.decode.search.rows import Rows
 
 

@@ -1,10 +1,12 @@
-"""Aligned words of references and hypotheses: counts of correct and wrong words, lost runs.
+"""Aligned words of references and hypotheses: counts of correct and wrong words, lost runs, and the
+quality of word confidences.
 
 A lost run is a run of reference words that the hypothesis leaves out: lost, not misheard.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,9 @@ WordPair = tuple[str | None, str | None]
 # Of the table that an alignment fills; 4 bytes each.
 MOST_CELLS = 4 * 10**8
 _GAP = "*"
+LEAST_WORDS = 3
+# Confidences of 0 and 1 count as these; more digits are not printed.
+_LEAST, _MOST = 1e-4, 1 - 1e-4
 
 
 def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[WordPair]:
@@ -94,9 +99,6 @@ class ErrorStatistics:
         return self.words.setdefault(word, WordCounts())
 
 
-LEAST_WORDS = 3
-
-
 def lost_runs(transcript: Transcript, least: int = LEAST_WORDS) -> list[range]:
     """Positions of `least` or more reference words in a row that the best alignment deletes.
 
@@ -119,3 +121,29 @@ def lost_runs_of_pairs(pairs: Iterable[WordPair], least: int = LEAST_WORDS) -> l
         place += 1
     found.append(range(begin, place))
     return [run for run in found if len(run) >= least]
+
+
+def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
+    """For each word of the hypothesis, whether the best alignment has it in the reference."""
+    pairs = align_words(reference, hypothesis)
+    return [expected == found for expected, found in pairs if found is not None]
+
+
+def normalised_cross_entropy(confidences: Sequence[float], right: Sequence[bool]) -> float:
+    """1 for perfect confidences, 0 for those no more informative than the share of correct words.
+
+    The measure of NIST's evaluations (Siu, Gish and Richardson 1997): how much of the entropy of
+    'this word is correct' the confidences explain; negative if they mislead. NaN if all words, or
+    none, are correct.
+    """
+    count, total = sum(right), len(right)
+    if count in (0, total):
+        return math.nan
+    share = count / total
+    most = -count * math.log(share) - (total - count) * math.log(1 - share)
+    bounded = [min(max(confidence, _LEAST), _MOST) for confidence in confidences]
+    entropy = -sum(
+        math.log(confidence if is_right else 1 - confidence)
+        for confidence, is_right in zip(bounded, right, strict=True)
+    )
+    return 1 - entropy / most

@@ -5,8 +5,8 @@ V vocabulary; R = N * B rows.
 
 A hypothesis is a row of the beam: its score, the states of predictor and scorers, and a 64-bit hash
 of its symbols, by which equal sequences are found. The sequences themselves are read from back
-pointers at the end. On the CPU a compiled op searches the frames (`host_beam`), for models that it
-takes.
+pointers at the end. On the CPU a compiled op searches the frames (`host_search`), for models that
+it takes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from pruned_rnnt.decode.search.back_pointers import (
     stack_steps,
 )
 from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
-from pruned_rnnt.decode.search.host_beam import HostBeam
-from pruned_rnnt.decode.search.host_model import host_model
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
+from pruned_rnnt.decode.search.host_search import HostBeam, host_model
+from pruned_rnnt.decode.search.hypothesis import DeviceSearch, Hypothesis, Pending
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, silent_mask

@@ -88,7 +88,7 @@ def _functions(log_probs_NTV: Tensor) -> tuple[_Forward, _FirstFrames]:
 def _first_frames(steps_NTS: Tensor, lengths_N: Tensor, last_N: Tensor) -> Tensor:
     """The first frame of each state (N, S) on the paths that end in the states last_N, or T.
 
-    steps_NTS: as of `_forward`, 0 beyond the (N,) lengths.
+    steps_NTS: see `_forward`, 0 beyond the (N,) lengths.
     """
     batch, frames, states = steps_NTS.shape
     path = [last_N[:, None]]

@@ -13,8 +13,7 @@ from torch import Tensor
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.search_arguments import check_ctc_head, silent_mask
-from pruned_rnnt.model.ctc_model import ctc_log_probs
-from pruned_rnnt.model.speech_model import BLANK, SpeechModel
+from pruned_rnnt.model.speech_model import BLANK, SpeechModel, ctc_log_probs
 
 
 class CtcGreedySearch(SearchByFrames):

@@ -28,8 +28,7 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, take_rows
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_ctc_head, silent_mask
-from pruned_rnnt.model.ctc_model import ctc_log_probs
-from pruned_rnnt.model.speech_model import BLANK, SpeechModel
+from pruned_rnnt.model.speech_model import BLANK, SpeechModel, ctc_log_probs
 from pruned_rnnt.ops.search.beam_frames import BeamSteps
 from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after
 

@@ -25,7 +25,7 @@ from pruned_rnnt.decode.search.frame_graph import (
 )
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.greedy_spans import greedy_spans
-from pruned_rnnt.decode.search.host_model import host_model
+from pruned_rnnt.decode.search.host_search import host_model
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.pending import DeviceSearch, Pending
+from pruned_rnnt.decode.search.hypothesis import DeviceSearch, Hypothesis, Pending
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.stream_search import ChunkSearch, Continuation, StreamSearch
 

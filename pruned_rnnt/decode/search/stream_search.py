@@ -16,8 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.pending import Pending
+from pruned_rnnt.decode.search.hypothesis import Hypothesis, Pending
 from pruned_rnnt.decode.search.rows import Rows
 
 

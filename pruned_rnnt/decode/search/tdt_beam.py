@@ -20,14 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.pending import Pending
+from pruned_rnnt.decode.search.back_pointers import LastArcs, TraceStep, trace_paths
+from pruned_rnnt.decode.search.hypothesis import Hypothesis, Pending
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
 from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
 from pruned_rnnt.decode.search.search_arguments import check_beam, check_max_symbols, silent_mask
 from pruned_rnnt.decode.search.stream_search import ChunkSearch, Continuation, StreamSearch
 from pruned_rnnt.decode.search.tdt_landed import StepStates, TdtBeam, TdtStart, empty_beams, shifted
-from pruned_rnnt.decode.search.tdt_trace import LastArcs, TraceStep, trace_paths
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after, merge_equal
 
@@ -50,7 +49,7 @@ class TdtBeamSearch(StreamSearch):
         model: in evaluation mode, trained with loss.durations.
         beam_size: hypotheses kept for each frame.
         num_best: maximum number of hypotheses returned; fewer if fewer have a path.
-        length_norm: as of ModifiedBeamSearch.
+        length_norm: see ModifiedBeamSearch.
         max_symbols_per_frame: rounds of a frame; the last one allows no duration 0.
         silent_symbols: ids that are never emitted (such as `<unk>`).
         scorers: other scores of symbols (language models, hotwords).

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
-from pruned_rnnt.decode.search.pending import Pending
-from pruned_rnnt.model.ctc_model import ctc_log_probs
-from pruned_rnnt.model.speech_model import BLANK, SpeechModel
+from pruned_rnnt.decode.search.hypothesis import Pending
+from pruned_rnnt.model.speech_model import BLANK, SpeechModel, ctc_log_probs
 from pruned_rnnt.system.host_copy import to_device
 
 # States times frames of one search, which stores one byte for each.

@@ -22,8 +22,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pruned_rnnt.model.saved_file import CodeInFileError, read_saved
-from pruned_rnnt.model.saved_values import describe_no_parameters
+from pruned_rnnt.model.saved_file import CodeInFileError, describe_no_parameters, read_saved
 from pruned_rnnt.model.zipformer.config import SIZES, ZipformerConfig
 from pruned_rnnt.model.zipformer.zipformer import Zipformer
 

@@ -23,9 +23,8 @@ from pruned_rnnt.interop.nemo.encoder_names import encoder_from_nemo, renamed
 from pruned_rnnt.interop.nemo.source_files import SourceFiles, read_archive, read_folder
 from pruned_rnnt.interop.nemo.symbols import Symbols, symbols_of_json, symbols_of_sentencepiece
 from pruned_rnnt.interop.nemo.topology import Topology, nemo_topology, transformers_topology
-from pruned_rnnt.model.broken_parameters import describe_broken
-from pruned_rnnt.model.build_model import build_model
-from pruned_rnnt.model.fitted_model import fitted_model
+from pruned_rnnt.model.build_model import build_model, fitted_model
+from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.speech_model import SpeechModel
 
 StateDict = dict[str, Tensor]

@@ -18,8 +18,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from pruned_rnnt.interop.nemo.safetensors_file import read_safetensors
-from pruned_rnnt.model.saved_file import UnusableFileError, read_saved
-from pruned_rnnt.model.saved_values import describe_no_parameters
+from pruned_rnnt.model.saved_file import UnusableFileError, describe_no_parameters, read_saved
 
 StateDict = dict[str, Tensor]
 

@@ -109,7 +109,7 @@ def swoosh_backward(
     """grad * mask * swoosh'(x) in the dtype of x, and swoosh(x) * mask in `hidden_dtype` if given.
 
     Args:
-        x, mask_N1C, constants: as of `swoosh_forward`.
+        x, mask_N1C, constants: see `swoosh_forward`.
         grad: of swoosh(x) * mask, in the memory order of x.
     """
     grad_x = torch.empty_like(x)

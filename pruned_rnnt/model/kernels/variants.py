@@ -26,8 +26,8 @@ import torch
 import triton
 
 from pruned_rnnt.model.kernels import compile_cache
+from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
-from pruned_rnnt.system.progress import progress_bar
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,5 @@
 config.py           settings of the kind `transformers`
 architecture.py     what the library says about a model: its configuration, its parameters
 encoder.py          the encoder: samples -> the library's module -> frames of 40 ms
-masked_group_norm.py    a norm over time that leaves padding out
 whisper_features.py     Whisper's log-mel energies
 """

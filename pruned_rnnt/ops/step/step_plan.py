@@ -44,9 +44,9 @@ class StepInputs(NamedTuple):
 class StepPlan(NamedTuple):
     """dtype: of all products. differentiable: whether a backward pass may follow. reduction:
     `mean`, `sum` or `none`, of all three losses. The topology of the joiner's options is that of
-    the band's rule, also with durations (tdt_bounds.py). pruned_step chooses the last two, packed:
-    lengths are on the CPU and rows packed; grads_in_forward: gradients for a gradient of 1, at
-    once."""
+    the band's rule, also with durations (prune_bounds.py). pruned_step chooses the last two:
+    packed: lengths are on the CPU and rows packed; grads_in_forward: gradients for a gradient of
+    1, at once."""
 
     dtype: torch.dtype
     differentiable: bool

@@ -18,8 +18,8 @@ class RunningAverage:
     Update k gives the newest parameters the weight 1 - min(decay, (1 + k) / (10 + k)), so that the
     average quickly forgets early values.
 
-    torch.optim.swa_utils.AveragedModel is no replacement: it copies in the first update instead of
-    averaging, keeps a second module, and names the saved parameters `module.*`.
+    torch.optim.swa_utils.AveragedModel is not a substitute: it copies in the first update instead
+    of averaging, keeps a second module, and names the saved parameters `module.*`.
 
     Args:
         ranks: processes with the same model, each of which keeps the average of some parameters; in

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
 
 FORMAT = "pruned_rnnt checkpoint"
@@ -55,7 +55,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises:
         CheckpointError: missing, truncated, damaged or foreign file, one of a newer version, or one
-            whose parameters are NaN, infinite or absurdly large.
+            whose parameters are NaN, infinite or huge.
     """
     if not path.is_file():
         raise CheckpointError(f"checkpoint not found: {path}")

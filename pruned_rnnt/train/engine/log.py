@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.system.progress import bar_columns
+from pruned_rnnt.system.console import bar_columns
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers
 from pruned_rnnt.train.engine.report import StepReport, averages, progress_line, step_line

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pruned_rnnt.config.load import ConfigError, differences, from_dict, to_dict
-from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
@@ -169,7 +169,7 @@ class TrainingState:
         """Check the parameters; all processes must call.
 
         Raises:
-            TrainingStopped: a parameter is NaN, infinite or absurdly large.
+            TrainingStopped: a parameter is NaN, infinite or huge.
         """
         broken = describe_broken(self.task.model.state_dict())
         found = next((text for text in self.ranks.gather(broken) if text), "")

@@ -26,12 +26,11 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, stopped_without_worker
 from pruned_rnnt.train.engine.log import RunLog, log_file
 from pruned_rnnt.train.engine.loggers import MetricLogger, require_loggers
-from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, StateMemory, state_memory
 from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.run_files import add_version
 from pruned_rnnt.train.engine.state import TrainingState
-from pruned_rnnt.train.engine.state_memory import StateMemory, state_memory
 from pruned_rnnt.train.engine.step import Step, Stepper
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_config import pick_device

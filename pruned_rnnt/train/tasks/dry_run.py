@@ -21,10 +21,17 @@ from pruned_rnnt.data.input.filters import cut_symbols
 from pruned_rnnt.train.engine.average import RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, peak, release_memory, reset_peak
+from pruned_rnnt.train.engine.memory import (
+    OUT_OF_MEMORY,
+    StateMemory,
+    divided_memory,
+    peak,
+    release_memory,
+    reset_peak,
+    state_memory,
+)
 from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import seed_everything
-from pruned_rnnt.train.engine.state_memory import StateMemory, divided_memory, state_memory
 from pruned_rnnt.train.engine.step import Stepper
 from pruned_rnnt.train.engine.train_config import pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig

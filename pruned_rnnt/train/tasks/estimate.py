@@ -20,9 +20,8 @@ import torch
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups
-from pruned_rnnt.train.engine.memory import peak, reset_peak
+from pruned_rnnt.train.engine.memory import StateMemory, peak, reset_peak
 from pruned_rnnt.train.engine.state import TrainingState
-from pruned_rnnt.train.engine.state_memory import StateMemory
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.dry_run import DryRun, Scan, Trial
 

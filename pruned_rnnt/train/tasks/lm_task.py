@@ -17,7 +17,7 @@ from pruned_rnnt.config.load import from_dict
 from pruned_rnnt.data.input.lm_texts import TextBatch, TextFiles, TextLoader
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.model.fitted_model import fitted_model
+from pruned_rnnt.model.build_model import fitted_model
 from pruned_rnnt.model.language_model import (
     SOS_EOS,
     LanguageModel,

@@ -36,8 +36,7 @@ from pruned_rnnt.train.engine.run_files import check_tokens, save_tokens
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.optim.layer_rates import grouped_by_rate
-from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
+from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, grouped_by_rate
 from pruned_rnnt.train.pretrained_encoder import (
     pretrained_origins,
     start_from_pretrained,

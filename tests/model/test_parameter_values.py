@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from pruned_rnnt.model.broken_parameters import describe_broken
+from pruned_rnnt.model.parameter_values import describe_broken
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -1,16 +1,18 @@
-"""Find NaN, infinite and huge values among the parameters of a model."""
+"""The values of a model's parameters: a short name for them, and NaN, infinite and huge ones."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # Training with larger parameters has diverged: float32 has a resolution of only 0.06 there, and
 # float16 ends at 65,504.
 LARGEST_PARAMETER = 1e6
+_DIGITS = 16
 
 
 @torch.no_grad()
@@ -55,3 +57,16 @@ def _fault(value: Tensor, largest: float) -> str:
         if count:
             return f"has {kind} values ({int(count)} of {value.numel()})"
     return "has values beyond float32"
+
+
+def fingerprint(model: nn.Module) -> str:
+    """16 hexadecimal digits, equal for equal names, shapes and values on any device.
+
+    Only parameters count: buffers such as counters of training do not change what a model outputs.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        value = parameter.detach().cpu().contiguous()
+        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:_DIGITS]
