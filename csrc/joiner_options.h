@@ -1,7 +1,7 @@
 // Options of the joiners that the CPU and CUDA kernels share.
 #pragma once
 
-#include "stable.h"
+#include "args/simple.h"
 
 namespace pruned_rnnt {
 
@@ -25,10 +25,10 @@ constexpr real kSafeProduct = std::is_same_v<real, double> ? real(1e-280) : real
 // Weights of the trivial joiner's three distributions: combined, of lm alone, of am alone.
 template <typename real>
 struct SmoothingScales {
-  SmoothingScales(double lm_only_scale, double am_only_scale)
-      : combined(static_cast<real>(1 - lm_only_scale - am_only_scale)),
-        lm_only(static_cast<real>(lm_only_scale)),
-        am_only(static_cast<real>(am_only_scale)) {}
+  explicit SmoothingScales(const Scales& scales)
+      : combined(static_cast<real>(1 - scales.lm_only - scales.am_only)),
+        lm_only(static_cast<real>(scales.lm_only)),
+        am_only(static_cast<real>(scales.am_only)) {}
 
   real combined, lm_only, am_only;
 };

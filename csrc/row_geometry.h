@@ -5,22 +5,11 @@
 #pragma once
 
 #include <limits>
-#include <tuple>
 
+#include "args/rows.h"
 #include "fast_divmod.h"
-#include "view.h"
 
 namespace pruned_rnnt {
-
-// The arguments of ops that say where the nodes are; contracts::LatticeRows compares them.
-struct LatticeRows {
-  using Fields = std::tuple<const View&, const View&, const OptionalView&, const OptionalView&,
-                            int64_t, int64_t>;
-
-  View logit_lengths, target_lengths;
-  OptionalView start, row_splits;
-  int64_t T, S;
-};
 
 struct RowGeometry {
   // most_symbols: the largest valid U_n; the lattice's columns limit it, too.

@@ -5,12 +5,10 @@
 // padding of the products, K chunks.
 #pragma once
 
+#include "args/joiner.h"
 #include "contracts/rows.h"
 
 namespace pruned_rnnt::contracts {
-
-// Hidden rows of active_joiner_rows have a column of ones and zeros behind it.
-constexpr int64_t kBiasWidth = 8;
 
 // am, lm, weight, bias, targets, the geometry of the rows and the options of the ops.
 struct JoinerSizes {
@@ -63,7 +61,7 @@ inline void packed_log_probs(Arguments& in) {
   JoinerSizes sizes;
   Size C{"rows of a chunk"}, R{"R"};
   sizes.read(in, Type::kBFloat16);
-  in.tensor("hidden", Type::kBFloat16, {C, sizes.D + kBiasWidth});
+  in.tensor("hidden", Type::kBFloat16, {C, sizes.D + kBiasColumns});
   for (const char* name : {"px", "py", "lse"}) in.tensor(name, Type::kReal, {R});
   in.require(C.value() > 0, "`hidden` must have a row");
 }
@@ -98,7 +96,7 @@ inline void active_lists(Arguments& in, Size& R, Size& chunks) {
 inline void chunk(Arguments& in, const Size& chunks) { in.number("chunk", 0, chunks.value() - 1); }
 
 inline void list_active_rows(Arguments& in) {
-  Size N{"N"}, R{"R"}, chunks{"chunks"}, parts{"parts"}, blocks{"blocks"}, words{"words"};
+  Size N{"N"}, R{"R"}, chunks{"chunks"}, parts{"parts"};
   in.flat("gx", Type::kFloat32, R);
   in.flat("gy", Type::kFloat32, R);
   in.tensor("total", Type::kFloat32, {N});
@@ -106,7 +104,7 @@ inline void list_active_rows(Arguments& in) {
   rows.require_inside(in, 0, R);
   const int64_t chunk_rows = in.number("chunk_rows", 1, kMostInt32);
   in.tensor("limits", Type::kFloat32, {N, rows.T.value() + rows.S.value()});
-  in.tensor("found", Type::kInt32, {blocks, words});  // list_active_rows.cu compares its sizes
+  in.tensor("found", Type::kInt32, {(R.value() + kListedRows - 1) / kListedRows, kListedWords});
   active_lists(in, R, chunks);
   in.tensor("block_ends", Type::kInt32, {chunks, parts});
   in.require(chunks.value() == (R.value() + chunk_rows - 1) / chunk_rows,

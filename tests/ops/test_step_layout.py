@@ -1,4 +1,5 @@
-"""Live ranges of the pruned step's buffers on CUDA, asserted by the layout built for debugging."""
+"""Live ranges of the pruned step's buffers on CUDA, asserted by the layout built for debugging, and
+sizes of workspaces that Python and C++ compute alike."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pruned_rnnt.ops.common.column_sums import parts_of
+from pruned_rnnt.ops.lattice.lattice import split_workspace
+from pruned_rnnt.ops.lattice.tdt_lattice import tdt_workspace
 from pruned_rnnt.ops.step.step_library import padded_to_16_bytes
 
 CSRC = Path(__file__).parents[2] / "csrc"
@@ -52,6 +56,16 @@ extern "C" const char* lay_out(const StepFields* fields) {
     for (int64_t done = 0; done <= s.chunk_rows; done += s.S) work.hidden_rows_after(done);
   });
 }
+extern "C" int64_t cut_elements_of(int64_t utterances, int64_t columns, int64_t frames) {
+  return pruned_rnnt::cut_elements(utterances, columns, frames);
+}
+extern "C" int64_t tdt_elements_of(int64_t rows, int64_t utterances, int64_t symbols,
+                                   int64_t durations, int64_t longest) {
+  return pruned_rnnt::tdt_elements(rows, utterances, symbols, durations, longest);
+}
+extern "C" int64_t parts_of_sums(int64_t rows, int64_t columns) {
+  return pruned_rnnt::parts_of(rows, columns);
+}
 extern "C" const char* share(int first_until, int second_from) {
   return error_of([&] {
     Arena arena(kMemory);
@@ -81,6 +95,8 @@ def layout(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = ctypes.CDLL(str(folder / "layout.so"))
     for name in ("field_names", "lay_out", "share", "too_many_hidden_rows"):
         getattr(library, name).restype = ctypes.c_char_p
+    for name in ("cut_elements_of", "tdt_elements_of", "parts_of_sums"):
+        getattr(library, name).restype = ctypes.c_int64
     return library
 
 
@@ -127,3 +143,15 @@ def test_the_assertions_find_mistakes(layout: ctypes.CDLL) -> None:
     values = fields(500, torch.bfloat16, True, chunk_rows=50)
     message: Callable[[bytes], bytes] = layout.too_many_hidden_rows
     assert b"logits that are not read" in message(packed_fields(layout, values))
+
+
+def test_workspaces_have_the_same_sizes_in_python(layout: ctypes.CDLL) -> None:
+    px = torch.empty(1000, device="meta")
+    for sizes in ((1, 1, 1), (3, 7, 150), (64, 512, 30_000)):
+        assert split_workspace(px, *sizes).numel() == layout.cut_elements_of(*sizes)
+    for batch, symbols, durations in ((1, 0, [1]), (3, 12, [0, 1, 2, 3, 4]), (2, 100, [8, 0])):
+        sizes = (px.numel(), batch, symbols, len(durations), max(durations))
+        work = tdt_workspace(px, batch, symbols, durations)
+        assert work.numel() == layout.tdt_elements_of(*sizes)
+    for rows, columns in ((0, 5), (31, 8), (47_700, 504), (1 << 20, 8192), (1 << 20, 1 << 20)):
+        assert parts_of(rows, columns) == layout.parts_of_sums(rows, columns)

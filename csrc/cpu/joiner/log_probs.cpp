@@ -40,8 +40,7 @@ real sigmoid(real x) {
 }
 
 void log_probs(const View& logits, const View& targets, const LatticeRows& lattice,
-               int64_t row_begin, int64_t blank, int64_t mode_number, const View& px,
-               const View& py, const View& lse) {
+               int64_t row_begin, int64_t blank, int64_t mode_number, const RowLogProbs& out) {
   const RowGeometry geometry(lattice, targets.size(1));
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
   const SymbolTable symbols(targets, V, blank);
@@ -50,9 +49,9 @@ void log_probs(const View& logits, const View& targets, const LatticeRows& latti
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
     const scalar* all_logits = data_of<scalar>(logits);
-    real *emit = mutable_data_of<real>(px) + row_begin,
-         *stay = mutable_data_of<real>(py) + row_begin;
-    real* normaliser = mutable_data_of<real>(lse) + row_begin;
+    real *emit = mutable_data_of<real>(out.px) + row_begin,
+         *stay = mutable_data_of<real>(out.py) + row_begin;
+    real* normaliser = mutable_data_of<real>(out.lse) + row_begin;
     for_rows(geometry, row_begin, rows, V, [&](int64_t r, const RowCursor& node) {
       const scalar* x = all_logits + r * stride;
       emit[r] = stay[r] = minus_infinity<real>;
@@ -109,12 +108,11 @@ void gradient_row(const scalar* x, int64_t V, int64_t blank, int32_t target, Log
   gradient[blank] = finish(blank_unit);
 }
 
-void log_probs_backward(const View& grad_loss, const View& logits, const View& lse, const View& gx,
-                        const View& gy, const View& targets, const LatticeRows& lattice,
-                        int64_t row_begin, int64_t blank, int64_t mode, double fastemit_lambda,
-                        double clamp, const View& grad_logits) {
+void log_probs_backward(const View& grad_loss, const View& logits, const RowStatistics& statistics,
+                        const View& targets, const LatticeRows& lattice, int64_t row_begin,
+                        const GradientOptions& options, const View& grad_logits) {
   const RowGeometry geometry(lattice, targets.size(1));
-  const int64_t rows = logits.size(0), V = logits.size(1);
+  const int64_t rows = logits.size(0), V = logits.size(1), blank = options.blank;
   const SymbolTable symbols(targets, V, blank);
   const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);
   // Columns from V on pad the rows for the matrix product.
@@ -124,10 +122,11 @@ void log_probs_backward(const View& grad_loss, const View& logits, const View& l
     using real = acc_type<scalar>;
     const scalar* all_logits = data_of<scalar>(logits);
     const real* upstream = data_of<real>(grad_loss);
-    const real* normaliser = data_of<real>(lse) + row_begin;
-    const real *emit = data_of<real>(gx) + row_begin, *stay = data_of<real>(gy) + row_begin;
+    const real* normaliser = data_of<real>(statistics.lse) + row_begin;
+    const real *emit = data_of<real>(statistics.gx) + row_begin,
+               *stay = data_of<real>(statistics.gy) + row_begin;
     scalar* all_gradients = mutable_data_of<scalar>(grad_logits);
-    const real emit_factor = static_cast<real>(1 + fastemit_lambda);
+    const real emit_factor = static_cast<real>(1 + options.fastemit_lambda);
     expect_full_write(grad_logits, sizeof(scalar));
     for_rows(geometry, row_begin, rows, V, [&](int64_t r, const RowCursor& node) {
       scalar* gradient = all_gradients + r * gradient_stride;
@@ -136,8 +135,8 @@ void log_probs_backward(const View& grad_loss, const View& logits, const View& l
       std::fill(gradient + (used ? V : 0), gradient + columns, scalar(0.0f));
       if (!used) return;
       gradient_row(all_logits + r * stride, V, blank, symbols.emitted_from(node),
-                   static_cast<LogitMode>(mode), normaliser[r], scaled_emit, stay[r],
-                   static_cast<real>(clamp), upstream[node.n()], gradient);
+                   static_cast<LogitMode>(options.mode), normaliser[r], scaled_emit, stay[r],
+                   static_cast<real>(options.clamp), upstream[node.n()], gradient);
     });
   });
 }

@@ -42,12 +42,10 @@ double run_utterance(const TdtUtterance<real>& lattice, TdtScratch& scratch) {
 }
 
 void tdt_lattice(const View& px, const View& py, const View& duration_logits,
-                 const LatticeRows& lattice, std::vector<int64_t> durations, double sigma,
-                 double delay_penalty, bool multi_blank, int64_t symbols, const View& work,
-                 const View& total, const View& gx, const View& gy, const View& stay,
-                 const View& gd) {
+                 const LatticeRows& lattice, const TdtOptions& options, int64_t symbols,
+                 const View& work, const TdtSums& sums) {
   const RowGeometry geometry(lattice, symbols);
-  const int64_t K = static_cast<int64_t>(durations.size());
+  const int64_t K = static_cast<int64_t>(options.durations.size());
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
     using real = decltype(zero);
     parallel_tasks(geometry.N, 1, [&](int64_t begin, int64_t end) {
@@ -55,23 +53,23 @@ void tdt_lattice(const View& px, const View& py, const View& duration_logits,
       for (int64_t n = begin; n < end; ++n) {
         const int64_t first = geometry.first_row_of(n);
         const TdtUtterance<real> utterance{geometry,
-                                           durations,
+                                           options.durations,
                                            data_of<real>(px) + first,
                                            data_of<real>(py) + first,
                                            data_of<real>(duration_logits) + first * K,
                                            mutable_data_of<real>(work) + first * 2 * K,
-                                           mutable_data_of<real>(gx) + first,
-                                           mutable_data_of<real>(gy) + first,
-                                           mutable_data_of<real>(stay) + first,
-                                           mutable_data_of<real>(gd) + first * K,
+                                           mutable_data_of<real>(sums.gx) + first,
+                                           mutable_data_of<real>(sums.gy) + first,
+                                           mutable_data_of<real>(sums.stay) + first,
+                                           mutable_data_of<real>(sums.gd) + first * K,
                                            n,
                                            geometry.frames_of(n),
                                            geometry.target_lengths[n],
                                            geometry.width_of(n),
-                                           sigma,
-                                           delay_penalty,
-                                           multi_blank};
-        mutable_data_of<real>(total)[n] = static_cast<real>(run_utterance(utterance, scratch));
+                                           options.sigma,
+                                           options.delay_penalty,
+                                           options.multi_blank};
+        mutable_data_of<real>(sums.total)[n] = static_cast<real>(run_utterance(utterance, scratch));
       }
     });
   });

@@ -244,28 +244,24 @@ class Search {
 };
 
 void beam_frames(const View& am, const View& lengths, int64_t begin, const OptionalView& fusion,
-                 const View& tables, const View& decoder_weight, const View& decoder_bias,
-                 const View& output_weight, const View& output_bias, const View& silent,
-                 int64_t blank, int64_t activation, bool hat, const View& score, const View& hash,
-                 const View& length, const View& lm, const View& context, const View& parent,
-                 const View& symbol, const View& added, const View& end) {
+                 const SearchModelArguments& arguments, const BeamState& state,
+                 const BeamSteps& steps, const View& end) {
   const int64_t N = am.size(0);
-  const SearchModel model({tables, decoder_weight, decoder_bias, output_weight, output_bias, silent,
-                           blank, activation, hat});
+  const SearchModel model(arguments);
   const Batch batch{data_of<float>(am),
                     data_of<int64_t>(lengths),
                     data_or_null<float>(fusion),
                     N,
                     am.size(1),
-                    score.size(1),
-                    mutable_data_of<float>(score),
-                    mutable_data_of<int64_t>(hash),
-                    mutable_data_of<int64_t>(length),
-                    mutable_data_of<float>(lm),
-                    mutable_data_of<int64_t>(context),
-                    mutable_data_of<int64_t>(parent),
-                    mutable_data_of<int64_t>(symbol),
-                    mutable_data_of<float>(added)};
+                    state.score.size(1),
+                    mutable_data_of<float>(state.score),
+                    mutable_data_of<int64_t>(state.hash),
+                    mutable_data_of<int64_t>(state.length),
+                    mutable_data_of<float>(state.lm),
+                    mutable_data_of<int64_t>(state.context),
+                    mutable_data_of<int64_t>(steps.parent),
+                    mutable_data_of<int64_t>(steps.symbol),
+                    mutable_data_of<float>(steps.added)};
   int64_t* stopped = mutable_data_of<int64_t>(end);
   if (batch.fusion != nullptr) {
     // In one piece: all utterances stop at the same frame.

@@ -166,20 +166,16 @@ class Search {
   std::vector<float> hidden_, logits_;
 };
 
-void greedy_frames(const View& am, const View& lengths, const View& tables,
-                   const View& decoder_weight, const View& decoder_bias, const View& output_weight,
-                   const View& output_bias, const View& silent, int64_t blank, int64_t activation,
-                   bool hat, const View& lm, const View& context, const View& symbols,
-                   const View& scores) {
-  const SearchModel model({tables, decoder_weight, decoder_bias, output_weight, output_bias, silent,
-                           blank, activation, hat});
+void greedy_frames(const View& am, const View& lengths, const SearchModelArguments& arguments,
+                   const PredictorState& state, const View& symbols, const View& scores) {
+  const SearchModel model(arguments);
   const Batch batch{data_of<float>(am),
                     data_of<int64_t>(lengths),
                     am.size(0),
                     am.size(1),
                     symbols.size(2),
-                    mutable_data_of<float>(lm),
-                    mutable_data_of<int64_t>(context),
+                    mutable_data_of<float>(state.lm),
+                    mutable_data_of<int64_t>(state.context),
                     mutable_data_of<int64_t>(symbols),
                     mutable_data_of<float>(scores)};
   const int64_t threads = torch::stable::get_num_threads();

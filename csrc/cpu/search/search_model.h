@@ -6,20 +6,14 @@
 // Axes: C symbols of a context, P predictor width, D joiner width, V vocabulary.
 #pragma once
 
+#include "args/search.h"
 #include "cpu/common/hidden_row.h"
 #include "cpu/search/context_table.h"
 
 namespace pruned_rnnt {
 
-// The fields as an op gets them.
-struct SearchModelTensors {
-  const View &tables, &decoder_weight, &decoder_bias, &output_weight, &output_bias, &silent;
-  int64_t blank, activation;
-  bool hat;
-};
-
 struct SearchModel {
-  explicit SearchModel(const SearchModelTensors& x)
+  explicit SearchModel(const SearchModelArguments& x)
       : predictor{data_of<float>(x.tables),       data_of<float>(x.decoder_weight),
                   data_of<float>(x.decoder_bias), x.tables.size(0),
                   x.output_weight.size(0),        x.tables.size(2),

@@ -97,33 +97,35 @@ void dense_gradient(const Side<scalar>& side, int64_t row, const scalar* partner
   }
 }
 
-void simple_backward(const View& grad_loss, const View& gx, const View& gy, const View& am,
-                     const View& lm, const View& am_max, const View& lm_max, const View& product,
-                     const View& logz, const View& am_sum, const View& lm_sum,
-                     const OptionalView& lm_lse, const OptionalView& am_lse,
-                     const OptionalView& log_q, const View& targets, const View& logit_lengths,
-                     const View& target_lengths, int64_t blank, double lm_only_scale,
-                     double am_only_scale, double fastemit_lambda, const View& grad_am,
-                     const View& grad_lm) {
-  const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
-  const SymbolTable symbols(targets, am.size(2), blank);
+void simple_backward(const NodeUpstream& nodes, const View& am, const View& lm,
+                     const RowMaxima& maxima, const Products& products, const Smoothing& smoothing,
+                     const TargetsAndLengths& utterances, const Scales& given_scales,
+                     double fastemit_lambda, const View& grad_am, const View& grad_lm) {
+  const SimpleBatch batch(nodes.gx, products.product, utterances.logit_lengths,
+                          utterances.target_lengths);
+  const SymbolTable symbols(utterances.targets, am.size(2), given_scales.blank);
   const int64_t V = symbols.V, T = batch.T, width = batch.width;
   dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    const SmoothingScales<real> scales(lm_only_scale, am_only_scale);
-    const real* upstream = data_of<real>(grad_loss);
-    const Occupancies<scalar> occupancies{data_of<real>(gx), data_of<real>(gy),
-                                          data_of<real>(product), data_of<real>(logz),
-                                          static_cast<real>(1 + fastemit_lambda)};
-    const Side<scalar> acoustic{
-        data_of<scalar>(am),       data_of<real>(am_max),
-        data_of<real>(am_sum),     scales.am_only != 0 ? data_or_null<real>(am_lse) : nullptr,
-        data_or_null<real>(log_q), scales.am_only};
+    const SmoothingScales<real> scales(given_scales);
+    const real* upstream = data_of<real>(nodes.grad_loss);
+    const Occupancies<scalar> occupancies{
+        data_of<real>(nodes.gx), data_of<real>(nodes.gy), data_of<real>(products.product),
+        data_of<real>(products.logz), static_cast<real>(1 + fastemit_lambda)};
+    const auto lse_of = [](const OptionalView& lse, real scale) {
+      return scale != 0 ? data_or_null<real>(lse) : nullptr;
+    };
+    const Side<scalar> acoustic{data_of<scalar>(am),
+                                data_of<real>(maxima.am_max),
+                                data_of<real>(products.am_sum),
+                                lse_of(smoothing.am_lse, scales.am_only),
+                                data_or_null<real>(smoothing.log_q),
+                                scales.am_only};
     const Side<scalar> language{data_of<scalar>(lm),
-                                data_of<real>(lm_max),
-                                data_of<real>(lm_sum),
-                                scales.lm_only != 0 ? data_or_null<real>(lm_lse) : nullptr,
+                                data_of<real>(maxima.lm_max),
+                                data_of<real>(products.lm_sum),
+                                lse_of(smoothing.lm_lse, scales.lm_only),
                                 nullptr,
                                 scales.lm_only};
 

@@ -45,24 +45,23 @@ struct SumLogSumExp {
   }
 };
 
-void simple_log_probs(const View& am, const View& lm, const View& am_max, const View& lm_max,
-                      const View& product, const OptionalView& lm_lse, const OptionalView& am_lse,
-                      const OptionalView& log_q, const View& targets, const View& logit_lengths,
-                      const View& target_lengths, int64_t blank, double lm_only_scale,
-                      double am_only_scale, const View& px, const View& py, const View& logz) {
-  const SimpleBatch batch(px, product, logit_lengths, target_lengths);
-  const SymbolTable symbols(targets, am.size(2), blank);
+void simple_log_probs(const View& am, const View& lm, const RowMaxima& maxima, const View& product,
+                      const Smoothing& smoothing, const TargetsAndLengths& utterances,
+                      const Scales& given_scales, const NodeScores& out) {
+  const SimpleBatch batch(out.px, product, utterances.logit_lengths, utterances.target_lengths);
+  const SymbolTable symbols(utterances.targets, am.size(2), given_scales.blank);
   const int64_t V = symbols.V, width = batch.width, frames = int64_t{batch.N} * batch.T;
   dispatch_floating(am.scalar_type(), "simple_log_probs", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    const SmoothingScales<real> scales(lm_only_scale, am_only_scale);
+    const SmoothingScales<real> scales(given_scales);
+    const auto& [lm_lse, am_lse, log_q] = smoothing;
     const real* lm_normaliser = scales.lm_only != 0 ? data_or_null<real>(lm_lse) : nullptr;
     const real* am_normaliser = scales.am_only != 0 ? data_or_null<real>(am_lse) : nullptr;
     const real* prior = data_or_null<real>(log_q);
     const real* products = data_of<real>(product);
-    real *emit = mutable_data_of<real>(px), *stay = mutable_data_of<real>(py);
-    real* normaliser = mutable_data_of<real>(logz);
+    real *emit = mutable_data_of<real>(out.px), *stay = mutable_data_of<real>(out.py);
+    real* normaliser = mutable_data_of<real>(out.logz);
 
     const auto clear = [&](int64_t begin, int64_t end) {
       std::fill(emit + begin, emit + end, minus_infinity<real>);
@@ -74,8 +73,8 @@ void simple_log_probs(const View& am, const View& lm, const View& am_max, const 
       const scalar* acoustic = data_of<scalar>(am) + frame * V;
       const scalar* language = data_of<scalar>(lm) + n * width * V;
       const int64_t columns = batch.columns(n);
-      run_vectorised<SafeLogarithm>(products + row, data_of<real>(lm_max) + n * width,
-                                    data_of<real>(am_max)[frame], columns, normaliser + row);
+      run_vectorised<SafeLogarithm>(products + row, data_of<real>(maxima.lm_max) + n * width,
+                                    data_of<real>(maxima.am_max)[frame], columns, normaliser + row);
       for (int64_t u = 0; u < columns; ++u) {
         const scalar* lm_row = language + u * V;
         if (!(products[row + u] >= kSafeProduct<real>)) {

@@ -4,22 +4,11 @@
 
 #include <vector>
 
+#include "args/rows.h"
+#include "args/simple.h"
 #include "cuda/common/device_op.cuh"
-#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
-
-// The options of a joiner and its output layer that the ops over whole lattices take.
-struct JoinerOptions {
-  using Fields = std::tuple<std::vector<int64_t>, int64_t, bool, int64_t, int64_t, int64_t, int64_t,
-                            int64_t, double, double, double>;
-
-  std::vector<int64_t> chunk_offsets;
-  int64_t hidden_rows;
-  bool counts_rows;
-  int64_t vocabulary, activation, blank, mode, rnnt_type;
-  double delay_penalty, fastemit_lambda, clamp;
-};
 
 struct ExpRows {
   View x, lengths;
@@ -37,24 +26,19 @@ void simple_product(const Launcher& launch, const View& am_exp, const View& lm_e
 void simple_sums(const Launcher& launch, const View& weights, const View& am_exp,
                  const View& lm_exp, const View& lm_sum, const View& am_sum);
 
-void simple_log_probs(const Launcher& launch, const View& am, const View& lm, const View& am_max,
-                      const View& lm_max, const View& product, const OptionalView& lm_lse,
-                      const OptionalView& am_lse, const OptionalView& log_q, const View& targets,
-                      const View& logit_lengths, const View& target_lengths, int64_t blank,
-                      double lm_only_scale, double am_only_scale, const View& px, const View& py,
-                      const View& logz);
+void simple_log_probs(const Launcher& launch, const View& am, const View& lm,
+                      const RowMaxima& maxima, const View& product, const Smoothing& smoothing,
+                      const TargetsAndLengths& utterances, const Scales& scales,
+                      const NodeScores& out);
 
-void simple_weights(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
-                    const View& product, const View& logit_lengths, const View& target_lengths,
-                    double scale, double fastemit_lambda, const View& weights);
+void simple_weights(const Launcher& launch, const NodeUpstream& upstream, const View& product,
+                    const View& logit_lengths, const View& target_lengths, double scale,
+                    double fastemit_lambda, const View& weights);
 
-void simple_backward(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
-                     const View& am, const View& lm, const View& am_max, const View& lm_max,
-                     const View& product, const View& logz, const View& am_sum, const View& lm_sum,
-                     const OptionalView& lm_lse, const OptionalView& am_lse,
-                     const OptionalView& log_q, const View& targets, const View& logit_lengths,
-                     const View& target_lengths, int64_t blank, double lm_only_scale,
-                     double am_only_scale, double fastemit_lambda, const View& grad_am,
+void simple_backward(const Launcher& launch, const NodeUpstream& upstream, const View& am,
+                     const View& lm, const RowMaxima& maxima, const Products& products,
+                     const Smoothing& smoothing, const TargetsAndLengths& utterances,
+                     const Scales& scales, double fastemit_lambda, const View& grad_am,
                      const View& grad_lm);
 
 void band_lattice(const Launcher& launch, const View& px, const View& py,
@@ -71,13 +55,12 @@ void prune_bounds_exact(const Launcher& launch, const View& gx, const View& gy,
 
 void log_probs(const Launcher& launch, const View& logits, const View& targets,
                const LatticeRows& lattice, int64_t row_begin, int64_t blank, int64_t mode_number,
-               const View& px, const View& py, const View& lse);
+               const RowLogProbs& out);
 
 void log_probs_backward(const Launcher& launch, const View& grad_loss, const View& logits,
-                        const View& lse, const View& gx, const View& gy, const View& targets,
-                        const LatticeRows& lattice, int64_t row_begin, int64_t blank,
-                        int64_t mode_number, double fastemit_lambda, double clamp,
-                        const View& grad_logits);
+                        const RowStatistics& statistics, const View& targets,
+                        const LatticeRows& lattice, int64_t row_begin,
+                        const GradientOptions& options, const View& grad_logits);
 
 void joiner_rows(const Launcher& launch, const View& am, const View& lm, const LatticeRows& lattice,
                  int64_t row_begin, int64_t activation, const View& hidden);

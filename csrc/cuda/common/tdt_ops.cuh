@@ -4,14 +4,10 @@
 
 #include <vector>
 
+#include "args/rows.h"
 #include "cuda/common/device_op.cuh"
-#include "row_geometry.h"
 
 namespace pruned_rnnt::cuda {
-
-struct TdtSumsOf {
-  View total, gx, gy, stay, gd;
-};
 
 // What the durations (R,K) of tdt_recursion are; kBlanks: as with multi_blank.
 enum class DurationScores { kLogits, kLogProbs, kBlanks };
@@ -20,7 +16,7 @@ enum class DurationScores { kLogits, kLogProbs, kBlanks };
 void tdt_recursion(const Launcher& launch, const View& px, const View& py, const View& durations,
                    DurationScores scores, const LatticeRows& lattice, int64_t symbols,
                    const std::vector<int64_t>& table, double sigma, double delay_penalty,
-                   const View& work, const TdtSumsOf& sums);
+                   const View& work, const TdtSums& sums);
 
 void duration_gradient(const Launcher& launch, const View& grad_loss, const View& duration_logits,
                        const View& gd, const LatticeRows& lattice, int64_t row_begin, double clamp,

@@ -3,6 +3,7 @@
 // a launch takes the host a few microseconds, so that chunks may be small enough for the cache.
 #include <vector>
 
+#include "args/joiner.h"
 #include "contracts/joiner.h"
 #include "cuda/common/ops.cuh"
 
@@ -22,11 +23,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void fused_log_probs(const Launcher& launch, const View& am, const View& lm, const View& weight,
-                     const View& bias, const View& targets, const LatticeRows& lattice,
-                     const JoinerOptions& options, const View& hidden, const View& logits,
-                     const View& px, const View& py, const View& lse,
-                     const OptionalView& duration_logits) {
+void fused_log_probs(const Launcher& launch, const JoinerInputs& inputs, const LatticeRows& lattice,
+                     const JoinerOptions& options, const Workspace& workspace,
+                     const RowLogProbs& out, const OptionalView& duration_logits) {
+  const View &hidden = workspace.hidden, &logits = workspace.logits;
+  const View weight(inputs.weight), bias(inputs.bias);
   const int64_t D = hidden.size(1), columns = logits.size(1);
   const auto first_of = [](const View& rows, int64_t count, int64_t columns) {
     return View(rows.data_ptr(), rows.scalar_type(), 2, {count, columns}, {rows.stride(0), 1});
@@ -36,7 +37,8 @@ void fused_log_probs(const Launcher& launch, const View& am, const View& lm, con
     const int64_t begin = options.chunk_offsets[chunk - 1],
                   count = options.chunk_offsets[chunk] - begin;
     if (count == 0) continue;
-    joiner_rows(launch, am, lm, lattice, begin, options.activation, first_of(hidden, count, D));
+    joiner_rows(launch, inputs.am, inputs.lm, lattice, begin, options.activation,
+                first_of(hidden, count, D));
     if (options.counts_rows) {
       const View transposed(weight.data_ptr(), weight.scalar_type(), 2, {D, columns}, {1, D});
       const View total(
@@ -48,8 +50,8 @@ void fused_log_probs(const Launcher& launch, const View& am, const View& lm, con
       launch.blas().multiply_add_bias(matrix_of(logits), bias, matrix_of(hidden),
                                       matrix_of(weight).t(), count, columns, D);
     }
-    log_probs(launch, first_of(logits, count, options.vocabulary), targets, lattice, begin,
-              options.blank, options.mode, px, py, lse);
+    log_probs(launch, first_of(logits, count, options.vocabulary), inputs.targets, lattice, begin,
+              options.blank, options.mode, out);
     if (!duration_logits.has_value()) continue;
     const int64_t K = duration_logits->size(1);
     dispatch_floating(logits.scalar_type(), "fused_log_probs", [&](auto zero) {

@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 void log_probs(const Launcher& launch, const View& logits, const View& targets,
                const LatticeRows& lattice, int64_t row_begin, int64_t blank, int64_t mode_number,
-               const View& px, const View& py, const View& lse) {
+               const RowLogProbs& results) {
   const int64_t rows = logits.size(0), V = logits.size(1), stride = logits.stride(0);
   if (rows == 0) return;
   const RowGeometry geometry(lattice, targets.size(1));
@@ -242,8 +242,8 @@ void log_probs(const Launcher& launch, const View& logits, const View& targets,
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
     const scalar* data = data_of<scalar>(logits);
-    const Outputs<real> out{mutable_data_of<real>(px), mutable_data_of<real>(py),
-                            mutable_data_of<real>(lse)};
+    const Outputs<real> out{mutable_data_of<real>(results.px), mutable_data_of<real>(results.py),
+                            mutable_data_of<real>(results.lse)};
     if (mode == LogitMode::kLogProbs) {
       launch(given_log_probs_kernel<scalar>, uint32_t((rows + kRowThreads - 1) / kRowThreads),
              kRowThreads, 0, geometry, symbols, row_begin, rows, data, stride, out);

@@ -98,20 +98,20 @@ __global__ void __launch_bounds__(kShortThreads)
 }  // namespace
 
 void log_probs_backward(const Launcher& launch, const View& grad_loss, const View& logits,
-                        const View& lse, const View& gx, const View& gy, const View& targets,
-                        const LatticeRows& lattice, int64_t row_begin, int64_t blank, int64_t mode,
-                        double fastemit_lambda, double clamp, const View& grad_logits) {
+                        const RowStatistics& statistics, const View& targets,
+                        const LatticeRows& lattice, int64_t row_begin,
+                        const GradientOptions& options, const View& grad_logits) {
   const int64_t V = logits.size(1), columns = grad_logits.size(1), rows = logits.size(0);
   const int64_t stride = logits.stride(0), gradient_stride = grad_logits.stride(0);
   if (rows == 0) return;
   const RowGeometry geometry(lattice, targets.size(1));
-  const SymbolTable symbols(targets, V, blank);
+  const SymbolTable symbols(targets, V, options.blank);
   dispatch_floating(logits.scalar_type(), "log_probs_backward", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
     const scalar* data = data_of<scalar>(logits);
     scalar* gradients = mutable_data_of<scalar>(grad_logits);
-    const GradientInputs<real> in(grad_loss, lse, gx, gy, mode, fastemit_lambda, clamp);
+    const GradientInputs<real> in(grad_loss, statistics, options);
     if (in.mode == LogitMode::kLogProbs) {
       // The caller has filled the gradients with zeros.
       launch(given_log_probs_backward_kernel<scalar>,

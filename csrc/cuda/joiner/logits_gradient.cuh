@@ -14,15 +14,15 @@ namespace pruned_rnnt::cuda {
 
 template <typename real>
 struct GradientInputs {
-  GradientInputs(const View& grad_loss, const View& lse, const View& gx, const View& gy,
-                 int64_t mode, double fastemit_lambda, double clamp)
+  GradientInputs(const View& grad_loss, const RowStatistics& statistics,
+                 const GradientOptions& options)
       : grad_loss(data_of<real>(grad_loss)),
-        lse(data_of<real>(lse)),
-        emit_occupancy(data_of<real>(gx)),
-        blank_occupancy(data_of<real>(gy)),
-        emit_factor(static_cast<real>(1 + fastemit_lambda)),
-        clamp(static_cast<real>(clamp)),
-        mode(static_cast<LogitMode>(mode)) {}
+        lse(data_of<real>(statistics.lse)),
+        emit_occupancy(data_of<real>(statistics.gx)),
+        blank_occupancy(data_of<real>(statistics.gy)),
+        emit_factor(static_cast<real>(1 + options.fastemit_lambda)),
+        clamp(static_cast<real>(options.clamp)),
+        mode(static_cast<LogitMode>(options.mode)) {}
 
   const real *grad_loss, *lse, *emit_occupancy, *blank_occupancy;
   real emit_factor, clamp;

@@ -163,7 +163,7 @@ constexpr int kUsualDurations = 5;
 void tdt_recursion(const Launcher& launch, const View& px, const View& py, const View& durations,
                    DurationScores scores, const LatticeRows& lattice, int64_t symbols,
                    const std::vector<int64_t>& table_of, double sigma, double delay_penalty,
-                   const View& work, const TdtSumsOf& sums) {
+                   const View& work, const TdtSums& sums) {
   const RowGeometry geometry(lattice, symbols);
   if (geometry.N == 0) return;
   DurationTable table{};
@@ -207,13 +207,11 @@ void tdt_recursion(const Launcher& launch, const View& px, const View& py, const
 }
 
 void tdt_lattice(const Launcher& launch, const View& px, const View& py,
-                 const View& duration_logits, const LatticeRows& lattice,
-                 std::vector<int64_t> durations, double sigma, double delay_penalty,
-                 bool multi_blank, int64_t symbols, const View& work, const View& total,
-                 const View& gx, const View& gy, const View& stay, const View& gd) {
-  const auto scores = multi_blank ? DurationScores::kBlanks : DurationScores::kLogits;
-  tdt_recursion(launch, px, py, duration_logits, scores, lattice, symbols, durations, sigma,
-                delay_penalty, work, {total, gx, gy, stay, gd});
+                 const View& duration_logits, const LatticeRows& lattice, const TdtOptions& options,
+                 int64_t symbols, const View& work, const TdtSums& sums) {
+  const auto scores = options.multi_blank ? DurationScores::kBlanks : DurationScores::kLogits;
+  tdt_recursion(launch, px, py, duration_logits, scores, lattice, symbols, options.durations,
+                options.sigma, options.delay_penalty, work, sums);
 }
 
 PRUNED_RNNT_CUDA_OP(tdt_lattice)

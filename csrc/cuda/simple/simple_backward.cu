@@ -205,23 +205,21 @@ __global__ void __launch_bounds__(kThreads, 4)
 
 }  // namespace
 
-void simple_backward(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
-                     const View& am, const View& lm, const View& am_max, const View& lm_max,
-                     const View& product, const View& logz, const View& am_sum, const View& lm_sum,
-                     const OptionalView& lm_lse, const OptionalView& am_lse,
-                     const OptionalView& log_q, const View& targets, const View& logit_lengths,
-                     const View& target_lengths, int64_t blank, double lm_only_scale,
-                     double am_only_scale, double fastemit_lambda, const View& grad_am,
+void simple_backward(const Launcher& launch, const NodeUpstream& upstream, const View& am,
+                     const View& lm, const RowMaxima& maxima, const Products& products,
+                     const Smoothing& smoothing, const TargetsAndLengths& utterances,
+                     const Scales& given_scales, double fastemit_lambda, const View& grad_am,
                      const View& grad_lm) {
-  const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
-  const SymbolTable symbols(targets, am.size(2), blank);
-  if (gx.numel() == 0) return;
+  const SimpleBatch batch(upstream.gx, products.product, utterances.logit_lengths,
+                          utterances.target_lengths);
+  const SymbolTable symbols(utterances.targets, am.size(2), given_scales.blank);
+  if (upstream.gx.numel() == 0) return;
   const int32_t am_blocks = (batch.T + kBlockFrames - 1) / kBlockFrames;
   const int32_t lm_blocks = (batch.width + kBlockColumns - 1) / kBlockColumns;
   dispatch_floating(am.scalar_type(), "simple_backward", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    const SmoothingScales<real> scales(lm_only_scale, am_only_scale);
+    const SmoothingScales<real> scales(given_scales);
     int widest_rows = 16 / sizeof(scalar);
     const auto side = [&](const View& x, const View& row_max, const View& x_sum,
                           const OptionalView& lse, const OptionalView& prior, real own_scale,
@@ -247,12 +245,14 @@ void simple_backward(const Launcher& launch, const View& grad_loss, const View& 
     const SimpleProblem<scalar> problem{
         batch,
         symbols,
-        {data_of<real>(gx), data_of<real>(gy), data_of<real>(product), data_of<real>(logz),
-         data_of<real>(grad_loss), static_cast<real>(1 + fastemit_lambda), batch.width,
-         batch.product_width},
+        {data_of<real>(upstream.gx), data_of<real>(upstream.gy), data_of<real>(products.product),
+         data_of<real>(products.logz), data_of<real>(upstream.grad_loss),
+         static_cast<real>(1 + fastemit_lambda), batch.width, batch.product_width},
         scales.combined,
-        side(am, am_max, am_sum, am_lse, log_q, scales.am_only, grad_am),
-        side(lm, lm_max, lm_sum, lm_lse, std::nullopt, scales.lm_only, grad_lm)};
+        side(am, maxima.am_max, products.am_sum, smoothing.am_lse, smoothing.log_q, scales.am_only,
+             grad_am),
+        side(lm, maxima.lm_max, products.lm_sum, smoothing.lm_lse, std::nullopt, scales.lm_only,
+             grad_lm)};
     const size_t shared = std::max<size_t>(2 * kWarps * kBlockColumns * sizeof(real),
                                            2 * symbols.U * sizeof(int32_t));
     const dim3 grid(am_blocks + lm_blocks, batch.N);

@@ -118,26 +118,28 @@ __global__ void __launch_bounds__(kNodeThreads)
 
 }  // namespace
 
-void simple_log_probs(const Launcher& launch, const View& am, const View& lm, const View& am_max,
-                      const View& lm_max, const View& product, const OptionalView& lm_lse,
-                      const OptionalView& am_lse, const OptionalView& log_q, const View& targets,
-                      const View& logit_lengths, const View& target_lengths, int64_t blank,
-                      double lm_only_scale, double am_only_scale, const View& px, const View& py,
-                      const View& logz) {
-  if (px.numel() == 0) return;
-  const SimpleBatch batch(px, product, logit_lengths, target_lengths);
-  const SymbolTable symbols(targets, am.size(2), blank);
+void simple_log_probs(const Launcher& launch, const View& am, const View& lm,
+                      const RowMaxima& maxima, const View& product, const Smoothing& smoothing,
+                      const TargetsAndLengths& utterances, const Scales& scales,
+                      const NodeScores& out) {
+  if (out.px.numel() == 0) return;
+  const SimpleBatch batch(out.px, product, utterances.logit_lengths, utterances.target_lengths);
+  const SymbolTable symbols(utterances.targets, am.size(2), scales.blank);
   const NodeGrid nodes(batch, batch.width);
   dispatch_floating(am.scalar_type(), "simple_log_probs", [&](auto zero) {
     using scalar = decltype(zero);
     using real = acc_type<scalar>;
-    const Inputs<scalar> inputs{data_of<scalar>(am),        data_of<scalar>(lm),
-                                data_of<real>(am_max),      data_of<real>(lm_max),
-                                data_of<real>(product),     data_or_null<real>(lm_lse),
-                                data_or_null<real>(am_lse), data_or_null<real>(log_q)};
+    const Inputs<scalar> inputs{data_of<scalar>(am),
+                                data_of<scalar>(lm),
+                                data_of<real>(maxima.am_max),
+                                data_of<real>(maxima.lm_max),
+                                data_of<real>(product),
+                                data_or_null<real>(smoothing.lm_lse),
+                                data_or_null<real>(smoothing.am_lse),
+                                data_or_null<real>(smoothing.log_q)};
     launch(simple_log_probs_kernel<scalar>, nodes.grid, nodes.block, 0, batch, symbols,
-           SmoothingScales<real>(lm_only_scale, am_only_scale), inputs, mutable_data_of<real>(px),
-           mutable_data_of<real>(py), mutable_data_of<real>(logz));
+           SmoothingScales<real>(scales), inputs, mutable_data_of<real>(out.px),
+           mutable_data_of<real>(out.py), mutable_data_of<real>(out.logz));
   });
 }
 
@@ -183,11 +185,11 @@ __global__ void __launch_bounds__(kNodeThreads)
 
 }  // namespace
 
-void simple_weights(const Launcher& launch, const View& grad_loss, const View& gx, const View& gy,
-                    const View& product, const View& logit_lengths, const View& target_lengths,
-                    double scale, double fastemit_lambda, const View& weights) {
-  if (gx.numel() == 0) return;
-  const SimpleBatch batch(gx, product, logit_lengths, target_lengths);
+void simple_weights(const Launcher& launch, const NodeUpstream& upstream, const View& product,
+                    const View& logit_lengths, const View& target_lengths, double scale,
+                    double fastemit_lambda, const View& weights) {
+  if (upstream.gx.numel() == 0) return;
+  const SimpleBatch batch(upstream.gx, product, logit_lengths, target_lengths);
   const int32_t stored_width = int32_t(weights.size(3));
   const NodeGrid nodes(batch, stored_width);
   dispatch_accumulator(product.scalar_type(), "simple_weights", [&](auto zero) {
@@ -196,8 +198,8 @@ void simple_weights(const Launcher& launch, const View& grad_loss, const View& g
       using stored = decltype(stored_zero);
       launch(simple_weights_kernel<real, stored>, nodes.grid, nodes.block, 0, batch,
              static_cast<real>(scale), static_cast<real>(1 + fastemit_lambda), stored_width,
-             weights.size(2) == 3, data_of<real>(grad_loss), data_of<real>(gx), data_of<real>(gy),
-             data_of<real>(product), mutable_data_of<stored>(weights));
+             weights.size(2) == 3, data_of<real>(upstream.grad_loss), data_of<real>(upstream.gx),
+             data_of<real>(upstream.gy), data_of<real>(product), mutable_data_of<stored>(weights));
     };
     if constexpr (std::is_same_v<real, float>) {
       if (weights.scalar_type() == ScalarType::BFloat16) return run(BFloat16());

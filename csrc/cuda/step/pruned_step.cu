@@ -124,7 +124,7 @@ void PrunedStep::chunk_logits(const View& start, int64_t begin, int64_t count) c
 // lm.
 void PrunedStep::simple_loss(const View& encoder, const View& predictor, const View& gx,
                              const View& gy, const View& start, const TdtPart& tdt) const {
-  const OptionalView none;
+  const auto& [targets, logit_lengths, target_lengths] = utterances;
   const View &am = work.simple_am, &lm = work.simple_lm;
   project(encoder, kAm, am);
   project(predictor, kLm, lm);
@@ -134,10 +134,12 @@ void PrunedStep::simple_loss(const View& encoder, const View& predictor, const V
                            {lm, target_lengths, 1, lm_max, lm_lse, work.lm_exp}};
   exp_rows_of(launch, sides, 2);
   simple_product(launch, work.am_exp, work.lm_exp, work.product);
-  const OptionalView smoothing = s.lm_only_scale != 0 ? OptionalView(lm_lse) : none;
-  simple_log_probs(launch, am, lm, am_max, lm_max, work.product, smoothing, none, none, targets,
-                   logit_lengths, target_lengths, s.blank, s.lm_only_scale, 0.0, work.px, work.py,
-                   work.logz);
+  const bool smooths = s.lm_only_scale != 0;
+  const Scales scales{s.blank, s.lm_only_scale, 0.0};
+  Smoothing smoothing;
+  if (smooths) smoothing.lm_lse = lm_lse;
+  simple_log_probs(launch, am, lm, {am_max, lm_max}, work.product, smoothing, utterances, scales,
+                   {work.px, work.py, work.logz});
   if (s.is_tdt()) {
     tdt_simple_lattice(gx, gy, tdt);
   } else {
@@ -154,20 +156,21 @@ void PrunedStep::simple_loss(const View& encoder, const View& predictor, const V
   }
   if (!s.differentiable) return;
   const View upstream = part_of(saved.upstream, 0);
-  simple_weights(launch, upstream, gx, gy, work.product, logit_lengths, target_lengths,
+  simple_weights(launch, {upstream, gx, gy}, work.product, logit_lengths, target_lengths,
                  1 - s.lm_only_scale, s.fastemit_lambda, work.weights);
   const View am_gradient = columns_of(saved.outputs[kEncoderSide], 0, s.padded_V);
   const View lm_gradient = columns_of(saved.outputs[kPredictorSide], 0, s.padded_V);
   for (int64_t begin = 0; begin < s.N; begin += s.exp_together) {
     const int64_t count = std::min(s.exp_together, s.N - begin);
     const auto part = [&](const View& x) { return utterances_of(x, begin, count); };
+    if (smooths) smoothing.lm_lse = part(lm_lse);
     const View am_sum = part(work.am_sum), lm_sum = utterances_of(work.lm_sum, 0, count);
     simple_sums(launch, part(work.weights), part(work.am_exp), part(work.lm_exp), lm_sum, am_sum);
-    simple_backward(launch, part(upstream), part(gx), part(gy), part(am), part(lm), part(am_max),
-                    part(lm_max), part(work.product), part(work.logz), am_sum, lm_sum,
-                    s.lm_only_scale != 0 ? OptionalView(part(lm_lse)) : none, none, none,
-                    part(targets), part(logit_lengths), part(target_lengths), s.blank,
-                    s.lm_only_scale, 0.0, s.fastemit_lambda, part(am_gradient), part(lm_gradient));
+    simple_backward(launch, {part(upstream), part(gx), part(gy)}, part(am), part(lm),
+                    {part(am_max), part(lm_max)},
+                    {part(work.product), part(work.logz), am_sum, lm_sum}, smoothing,
+                    {part(targets), part(logit_lengths), part(target_lengths)}, scales,
+                    s.fastemit_lambda, part(am_gradient), part(lm_gradient));
   }
   if (s.is_tdt()) tdt_simple_gradient(*tdt.gd);
 }
@@ -177,8 +180,8 @@ void PrunedStep::pruned_loss(const View& start, const TdtPart& tdt) const {
   for (int64_t begin = 0; begin < s.rows; begin += s.chunk_rows) {
     const int64_t count = std::min(s.chunk_rows, s.rows - begin);
     chunk_logits(start, begin, count);
-    log_probs(launch, rows_of(work.logits, 0, count, s.V), targets, band(start), begin, s.blank,
-              s.mode, work.band_px, work.band_py, saved.lse);
+    log_probs(launch, rows_of(work.logits, 0, count, s.V), utterances.targets, band(start), begin,
+              s.blank, s.mode, {work.band_px, work.band_py, saved.lse});
     if (s.is_tdt()) tdt_chunk_durations(begin, count);
   }
   if (s.is_tdt()) return tdt_band_lattice(start, tdt);
@@ -188,23 +191,29 @@ void PrunedStep::pruned_loss(const View& start, const TdtPart& tdt) const {
 
 namespace {
 
+// What forward writes beside its memory; contracts state the sizes.
+struct StepResults {
+  using Fields =
+      decltype(std::tuple_cat(std::declval<Views<5>>(), std::declval<OptionalViews<4>>()));
+  View gx, gy, start, total, parts;
+  OptionalView utterance_losses, sums, stay, gd;
+};
+
 void pruned_step_forward(const Launcher& launch, const View& encoder, const View& predictor,
-                         std::vector<Tensor> layers, const View& targets, const View& logit_lengths,
-                         const View& target_lengths, const View& fields,
-                         std::vector<int64_t> durations, const View& saved, const View& work,
-                         const View& gx, const View& gy, const View& start, const View& total,
-                         const View& parts, const OptionalView& utterance_losses,
-                         const OptionalView& sums, const OptionalView& stay,
-                         const OptionalView& gd) {
-  const PrunedStep step(launch, fields, targets, logit_lengths, target_lengths, saved, work);
+                         std::vector<Tensor> layers, const TargetsAndLengths& utterances,
+                         const View& fields, std::vector<int64_t> durations,
+                         const StepMemory& memory, const StepResults& results) {
+  const View &gx = results.gx, &gy = results.gy, &start = results.start;
+  const OptionalView& losses = results.utterance_losses;
+  const PrunedStep step(launch, fields, utterances, memory);
   const StepSizes& s = step.s;
-  step.prologue(encoder, predictor, layers, logit_lengths, target_lengths);
+  step.prologue(encoder, predictor, layers, utterances.logit_lengths, utterances.target_lengths);
   const View& x = step.saved.input_of(kEncoderSide, encoder);
   const View& y = step.saved.input_of(kPredictorSide, predictor);
   step.project(x, kEncoder, step.am);
   step.project(y, kDecoder, step.lm);
   // Writes zeros beside its gradients where there are no frames or symbols.
-  const TdtPart tdt{std::move(durations), stay, gd};
+  const TdtPart tdt{std::move(durations), results.stay, results.gd};
   step.simple_loss(x, y, gx, gy, start, tdt);
   step.pruned_loss(start, tdt);
   dispatch_accumulator(s.acc, "pruned_step_forward", [&](auto zero) {
@@ -212,10 +221,10 @@ void pruned_step_forward(const Launcher& launch, const View& encoder, const View
     launch(losses_kernel<real>, 1, kSegmentThreads, 0, data_of<real>(step.saved.totals),
            static_cast<int32_t>(s.N), static_cast<real>(s.simple_scale),
            static_cast<real>(s.pruned_scale), s.reduction != kNone, s.share<real>(),
-           mutable_data_of<real>(total), mutable_data_of<real>(parts),
-           utterance_losses.has_value() ? mutable_data_of<real>(*utterance_losses) : nullptr);
+           mutable_data_of<real>(results.total), mutable_data_of<real>(results.parts),
+           losses.has_value() ? mutable_data_of<real>(*losses) : nullptr);
   });
-  if (s.grads_in_forward) step.rows_backward(start, *sums);
+  if (s.grads_in_forward) step.rows_backward(start, *results.sums);
 }
 
 // Chooses the rows of a chunk and writes the other results among the fields.

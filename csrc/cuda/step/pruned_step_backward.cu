@@ -43,9 +43,9 @@ void PrunedStep::rows_backward(const View& start, const View& sums) const {
     const bool add = begin < last;
     if (add) chunk_logits(start, begin, count);
     const View padded = rows_of(work.logits, 0, count);
-    log_probs_backward(launch, upstream, rows_of(work.logits, 0, count, s.V), saved.lse, saved.gx,
-                       saved.gy, targets, band(start), begin, s.blank, s.mode, s.fastemit_lambda,
-                       s.clamp, padded);
+    log_probs_backward(launch, upstream, rows_of(work.logits, 0, count, s.V),
+                       {saved.lse, saved.gx, saved.gy}, utterances.targets, band(start), begin,
+                       {s.blank, s.mode, s.fastemit_lambda, s.clamp}, padded);
     if (s.is_tdt()) tdt_chunk_gradient(start, begin, count);
     launch.blas().multiply(matrix_of(sum_buffers.weight), matrix_of(padded).t(),
                            matrix_of(work.hidden), s.padded_O, s.D, count, add);
@@ -68,10 +68,9 @@ namespace {
 
 void pruned_step_rows_backward(const Launcher& launch, const OptionalView& grad_total,
                                const OptionalView& grad_simple, const OptionalView& grad_pruned,
-                               const View& targets, const View& logit_lengths,
-                               const View& target_lengths, const View& start, const View& fields,
-                               const View& saved, const View& work, const View& sums) {
-  const PrunedStep step(launch, fields, targets, logit_lengths, target_lengths, saved, work);
+                               const TargetsAndLengths& utterances, const View& start,
+                               const View& fields, const StepMemory& memory, const View& sums) {
+  const PrunedStep step(launch, fields, utterances, memory);
   const StepSizes& s = step.s;
   dispatch_accumulator(s.acc, "pruned_step_rows_backward", [&](auto zero) {
     using real = decltype(zero);

@@ -15,30 +15,33 @@ struct TdtPart {
   OptionalView stay, gd;
 };
 
+// uint8 memory that forward leaves for backward: StepBuffers in step_library.py.
+PRUNED_RNNT_VIEWS(StepMemory, 2, saved, work)
+
 struct PrunedStep {
   // Where rows are packed, the lengths are on the CPU, and `saved` has room for them on the device.
-  PrunedStep(const Launcher& launch, const View& fields, const View& targets,
-             const View& logit_lengths, const View& target_lengths, const View& saved_memory,
-             const View& work_memory)
+  PrunedStep(const Launcher& launch, const View& fields, const TargetsAndLengths& given,
+             const StepMemory& memory)
       : launch(launch),
         s(fields_in(fields)),
-        saved(s, saved_memory.data_ptr()),
-        work(s, work_memory.data_ptr()),
-        targets(targets),
-        logit_lengths(s.packed ? saved.logit_lengths : logit_lengths),
-        target_lengths(s.packed ? saved.target_lengths : target_lengths),
+        saved(s, memory.saved.data_ptr()),
+        work(s, memory.work.data_ptr()),
+        utterances{given.targets, s.packed ? saved.logit_lengths : given.logit_lengths,
+                   s.packed ? saved.target_lengths : given.target_lengths},
         row_splits(s.packed ? OptionalView(saved.row_splits) : std::nullopt),
         am(saved.joiner_input[kEncoderSide]),
         lm(saved.joiner_input[kPredictorSide]) {
-    STD_TORCH_CHECK(saved.bytes <= saved_memory.numel() && work.bytes <= work_memory.numel(),
+    STD_TORCH_CHECK(saved.bytes <= memory.saved.numel() && work.bytes <= memory.work.numel(),
                     "pruned_rnnt: a pruned step needs ", saved.bytes, " bytes of `saved` and ",
-                    work.bytes, " of `work`, but has ", saved_memory.numel(), " and ",
-                    work_memory.numel());
+                    work.bytes, " of `work`, but has ", memory.saved.numel(), " and ",
+                    memory.work.numel());
   }
 
-  LatticeRows whole() const { return {logit_lengths, target_lengths, {}, {}, s.T, s.W}; }
+  LatticeRows whole() const {
+    return {utterances.logit_lengths, utterances.target_lengths, {}, {}, s.T, s.W};
+  }
   LatticeRows band(const View& start) const {
-    return {logit_lengths, target_lengths, start, row_splits, s.T, s.S};
+    return {utterances.logit_lengths, utterances.target_lengths, start, row_splits, s.T, s.S};
   }
 
   // Forward, pruned_step.cu.
@@ -67,8 +70,7 @@ struct PrunedStep {
   const StepSizes s;
   const SavedBuffers saved;
   const WorkBuffers work;
-  const View& targets;
-  const View logit_lengths, target_lengths;
+  const TargetsAndLengths utterances;
   const OptionalView row_splits;
   const View &am, &lm;  // the joiner's inputs
 };

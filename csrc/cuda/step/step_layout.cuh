@@ -124,12 +124,6 @@ class Arena {
   std::vector<Occupied> occupied_;  // in debug builds
 };
 
-// Parts of column_sums, as parts_of in pruned_rnnt/ops/common/column_sums.py.
-inline int64_t parts_of(int64_t rows, int64_t columns) {
-  const int64_t most = std::max<int64_t>(1, 512 * 1024 / std::max<int64_t>(columns, 1024));
-  return std::min(std::max<int64_t>(1, rows / 32), most);
-}
-
 // The workspace of a recursion over lattices of so many rows, frames and columns.
 inline int64_t lattice_elements(const StepSizes& s, int64_t rows, int64_t columns) {
   if (s.is_tdt()) return tdt_elements(rows, s.N, s.W - 1, s.K, s.longest);

@@ -114,15 +114,15 @@ void zero(const Launcher& launch, const Tensor& x) {
 
 }  // namespace
 
-void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Tensor& am,
-                      const View& lm, const Tensor& weight, const Tensor& bias, const View& targets,
-                      const LatticeRows& lattice, const JoinerOptions& options, const View& lse,
-                      const View& gx, const View& gy, const View& totals, int64_t chunk_rows,
-                      int64_t G, int64_t P, double left_out, const Tensor& grad_am,
-                      const Tensor& grad_lm, const OptionalTensor& grad_weight,
-                      const OptionalTensor& grad_bias) {
+void active_gradients(const Launcher& launch, const View& grad_loss, const JoinerInputs& inputs,
+                      const LatticeRows& lattice, const JoinerOptions& options,
+                      const RowStatistics& statistics, const View& totals,
+                      const ActiveChunks& chunks, double left_out, const JoinerGradients& grads) {
   using torch::stable::new_empty;
-  const int64_t R = gx.numel(), N = am.size(0), D = am.size(2), columns = weight.size(0);
+  const auto& [am, lm, weight, bias, targets] = inputs;
+  const auto& [grad_am, grad_lm, grad_weight, grad_bias] = grads;
+  const auto& [chunk_rows, G, P] = chunks;
+  const int64_t R = statistics.gx.numel(), N = am.size(0), D = am.size(2), columns = weight.size(0);
   const int64_t K = (R + chunk_rows - 1) / chunk_rows, pitch = D + kBiasColumns;
   STD_TORCH_CHECK(am.scalar_type() == ScalarType::BFloat16 && grad_am.is_contiguous() &&
                       grad_lm.is_contiguous() && weight.is_contiguous() && D % kWidth == 0 &&
@@ -130,9 +130,9 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
                   "active_gradients takes contiguous bfloat16 of widths that are multiples of 8");
 
   // --- the list --------------------------------------------------------------------------------
-  const int64_t blocks = (R + kListedRows - 1) / kListedRows, words = kListedRows / 32 + 1;
-  const Tensor memory =
-      new_empty(am, {K * G + 2 * R + 1 + 3 * (K + 1) + blocks * words}, ScalarType::Int);
+  const int64_t listed_blocks = (R + kListedRows - 1) / kListedRows;
+  const Tensor memory = new_empty(
+      grad_am, {K * G + 2 * R + 1 + 3 * (K + 1) + listed_blocks * kListedWords}, ScalarType::Int);
   int64_t used = 0;
   // In front, for the alignment of the products' ends.
   const View block_ends = numbers(memory, used, {K, G}, 2);
@@ -140,40 +140,39 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
   const View begins = numbers(memory, used, {K + 1}, 1),
              utterances = numbers(memory, used, {K + 1}, 1);
   const ActiveLists lists{listed, places, begins, utterances, numbers(memory, used, {K + 1}, 1)};
-  const View found = numbers(memory, used, {blocks, words}, 2);
-  const Tensor limits = new_empty(am, {N, lattice.T + lattice.S}, ScalarType::Float);
-  list_active_rows(launch, gx, gy, totals, lattice, options.fastemit_lambda, left_out, chunk_rows,
-                   View(limits), found, lists, block_ends);
+  const View found = numbers(memory, used, {listed_blocks, kListedWords}, 2);
+  const Tensor limits = new_empty(grad_am, {N, lattice.T + lattice.S}, ScalarType::Float);
+  list_active_rows(launch, statistics.gx, statistics.gy, totals, lattice, options.fastemit_lambda,
+                   left_out, chunk_rows, View(limits), found, lists, block_ends);
   Arriving total(launch, view_of<1>(memory, {1}, {1}, K * G + 2 * R));
 
   // --- what the chunks add to ------------------------------------------------------------------
   const Tensor layer = weight_and_bias(launch, weight, bias);
   // One piece of memory, to fill with zeros in one go.
   const int64_t of_lm = N * lm.size(1) * D;
-  const Tensor sums = new_empty(am, {of_lm + P * columns}, ScalarType::Float);
+  const Tensor sums = new_empty(grad_am, {of_lm + P * columns}, ScalarType::Float);
   for (const Tensor* x : {&grad_am, &sums}) zero(launch, *x);
   real* const of_rows = mutable_data_of<real>(sums);
   const View lm_sums(of_rows, ScalarType::Float, 3, {N, lm.size(1), D}, {lm.size(1) * D, D, 1});
   const View bias_sums(of_rows + of_lm, ScalarType::Float, 2, {P, columns}, {columns, 1});
-  const LayerGradient weight_gradient(am, grad_weight), bias_gradient(am, grad_bias);
+  const LayerGradient weight_gradient(grad_am, grad_weight), bias_gradient(grad_am, grad_bias);
   // A chunk ends with the frame in which it becomes full.
   const int64_t C = std::min(chunk_rows + lattice.S, R);
-  const Tensor hidden = new_empty(am, {C, pitch});
+  const Tensor hidden = new_empty(grad_am, {C, pitch});
   const Tensor hidden_columns = view_of<2>(hidden, {C, D}, {pitch, 1});
   const Tensor layer_factor = one_group(view_of<2>(layer, {pitch, columns}, {1, pitch}));
   const Tensor weight_factor = one_group(weight);
 
   // --- the chunks ------------------------------------------------------------------------------
-  const View am_view(am), grad_loss_view(grad_loss), hidden_view(hidden), grad_am_view(grad_am);
+  const View hidden_view(hidden), grad_am_view(grad_am);
   for (int64_t k = 0; k < K; ++k) {
     if (k > 0 && total.known_to_end_by(k * chunk_rows)) break;
     const Tensor ends = view_of<1>(memory, {G}, {1}, k * G);
     const Tensor size = view_of<1>(memory, {1}, {1}, k * G + G - 1);
-    active_joiner_rows(launch, am_view, lm, lattice, lists, k, options.activation, hidden_view);
+    active_joiner_rows(launch, am, lm, lattice, lists, k, options.activation, hidden_view);
     const Tensor logits = grouped_product(hidden, layer_factor, size);
-    active_log_probs_backward(launch, grad_loss_view, lse, gx, gy, targets, lattice, lists, k,
-                              options.vocabulary, options.blank, options.mode,
-                              options.fastemit_lambda, options.clamp, View(logits), bias_sums);
+    active_log_probs_backward(launch, grad_loss, statistics, targets, lattice, lists, k,
+                              options.vocabulary, options.of_gradient(), View(logits), bias_sums);
     if (weight_gradient.wanted()) {
       const Tensor products = row_block_products(logits, hidden_columns, ends);
       const int64_t n = columns * D;
@@ -192,7 +191,7 @@ void active_gradients(const Launcher& launch, const Tensor& grad_loss, const Ten
   weight_gradient.finish(launch);
   if (!bias_gradient.wanted()) return;
   const int64_t parts = std::max<int64_t>(1, P / 32);
-  const Tensor partial = new_empty(am, {parts, columns}, ScalarType::Float);
+  const Tensor partial = new_empty(grad_am, {parts, columns}, ScalarType::Float);
   column_sums(launch, bias_sums, false, View(partial), View(bias_gradient.sums()));
   bias_gradient.finish(launch);
 }

@@ -2,16 +2,13 @@
 // Contracts: pruned_rnnt/ops/joiner/active_rows.py.
 #pragma once
 
+#include "args/joiner.h"
 #include "cuda/common/ops.cuh"
 
 namespace pruned_rnnt::cuda {
 
 // The active rows, and the chunks of them: active_chunk.cuh.
-struct ActiveLists {
-  using Fields = std::tuple<const View&, const View&, const View&, const View&, const View&>;
-
-  View listed, places, begins, utterances, frames;
-};
+PRUNED_RNNT_VIEWS(ActiveLists, 5, listed, places, begins, utterances, frames)
 
 void list_active_rows(const Launcher& launch, const View& gx, const View& gy, const View& total,
                       const LatticeRows& lattice, double fastemit_lambda, double left_out,
@@ -22,12 +19,11 @@ void active_joiner_rows(const Launcher& launch, const View& am, const View& lm,
                         const LatticeRows& lattice, const ActiveLists& lists, int64_t k,
                         int64_t activation, const View& hidden);
 
-void active_log_probs_backward(const Launcher& launch, const View& grad_loss, const View& lse,
-                               const View& gx, const View& gy, const View& targets,
+void active_log_probs_backward(const Launcher& launch, const View& grad_loss,
+                               const RowStatistics& statistics, const View& targets,
                                const LatticeRows& lattice, const ActiveLists& lists, int64_t k,
-                               int64_t vocabulary, int64_t blank, int64_t mode,
-                               double fastemit_lambda, double clamp, const View& logits,
-                               const View& sums);
+                               int64_t vocabulary, const GradientOptions& options,
+                               const View& logits, const View& sums);
 
 void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden,
                                  const View& hidden, const LatticeRows& lattice,
@@ -36,10 +32,5 @@ void active_joiner_rows_backward(const Launcher& launch, const View& grad_hidden
 
 // (V',D+8): weight (V',D), bias (V') and zeros, the factors of hidden rows with their 1 and zeros.
 Tensor weight_and_bias(const Launcher& launch, const Tensor& weight, const Tensor& bias);
-// Columns behind those of hidden rows: 1 for the bias, and zeros up to 16 bytes.
-constexpr int64_t kBiasColumns = 8;
-
-// Rows that a block of list_active_rows lists: ROWS_OF_BLOCK of active_rows.py.
-constexpr int64_t kListedRows = 4096;
 
 }  // namespace pruned_rnnt::cuda

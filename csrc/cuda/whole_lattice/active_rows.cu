@@ -167,21 +167,20 @@ void active_joiner_rows(const Launcher& launch, const View& am, const View& lm,
   });
 }
 
-void active_log_probs_backward(const Launcher& launch, const View& grad_loss, const View& lse,
-                               const View& gx, const View& gy, const View& targets,
+void active_log_probs_backward(const Launcher& launch, const View& grad_loss,
+                               const RowStatistics& statistics, const View& targets,
                                const LatticeRows& lattice, const ActiveLists& lists, int64_t k,
-                               int64_t vocabulary, int64_t blank, int64_t mode,
-                               double fastemit_lambda, double clamp, const View& logits,
-                               const View& sums) {
+                               int64_t vocabulary, const GradientOptions& options,
+                               const View& logits, const View& sums) {
   check_rows(logits, logits.stride(0), "active_log_probs_backward");
   const RowGeometry geometry(lattice, targets.size(1));
-  const GradientInputs<real> in(grad_loss, lse, gx, gy, mode, fastemit_lambda, clamp);
+  const GradientInputs<real> in(grad_loss, statistics, options);
   const int32_t pitch = int32_t(logits.stride(0));
   STD_TORCH_CHECK(sums.size(1) == pitch, "active_log_probs_backward sums all columns of logits");
   launch(active_log_probs_backward_kernel,
          dim3(uint32_t(sums.size(0)), uint32_t((pitch + kSegment - 1) / kSegment)), kThreads, 0,
-         geometry, SymbolTable(targets, vocabulary, blank), ActiveChunk(lists, k), in, pitch,
-         mutable_data_of<scalar>(logits), mutable_data_of<real>(sums));
+         geometry, SymbolTable(targets, vocabulary, options.blank), ActiveChunk(lists, k), in,
+         pitch, mutable_data_of<scalar>(logits), mutable_data_of<real>(sums));
 }
 
 PRUNED_RNNT_CUDA_OP(active_joiner_rows)

@@ -17,10 +17,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-// Rows of a block are kListedRows; its warps have adjacent groups of 32 rows.
+// The warps of a block have adjacent groups of 32 rows.
 constexpr int kGroups = 16;
-constexpr int64_t kBlockRows = kWarps * kGroups * 32;
-static_assert(kBlockRows == kListedRows);
+static_assert(kWarps * kGroups * 32 == kListedRows);
 // As _LIMITS, _OF_LOSS and _ALWAYS of active_rows.py.
 constexpr int kLimits = 16;
 constexpr float kOfLoss = 0x1p-3f, kAlways = 0x1p-6f;
@@ -90,11 +89,11 @@ struct Found {
   int32_t* data;
 
   RNNT_DEVICE int32_t& count(int64_t block) const {
-    return data[block * (kBlockRows / 32 + 1) + kBlockRows / 32];
+    return data[block * kListedWords + kListedWords - 1];
   }
   // The groups of this warp.
   RNNT_DEVICE int32_t* groups() const {
-    return data + blockIdx.x * (kBlockRows / 32 + 1) + threadIdx.x / 32 * kGroups;
+    return data + blockIdx.x * kListedWords + threadIdx.x / 32 * kGroups;
   }
 };
 
@@ -214,10 +213,7 @@ void list_active_rows(const Launcher& launch, const View& gx, const View& gy, co
                       int64_t chunk_rows, const View& limits, const View& found,
                       const ActiveLists& lists, const View& block_ends) {
   const int64_t R = gx.numel();
-  const uint32_t blocks = uint32_t((R + kBlockRows - 1) / kBlockRows);
-  STD_TORCH_CHECK(gx.scalar_type() == ScalarType::Float && blocks == found.size(0) &&
-                      found.size(1) == kBlockRows / 32 + 1,
-                  "list_active_rows takes float32, and blocks of ", kBlockRows, " rows");
+  const uint32_t blocks = uint32_t((R + kListedRows - 1) / kListedRows);
   const RowGeometry geometry(lattice);
   const Occupancies in{data_of<float>(gx), data_of<float>(gy), float(1 + fastemit_lambda)};
   const Limits of_lines{mutable_data_of<float>(limits), data_of<float>(total), int32_t(lattice.T),
@@ -231,7 +227,7 @@ void list_active_rows(const Launcher& launch, const View& gx, const View& gy, co
              : nullptr,
          bits);
   // One more row: its place is the number of active rows.
-  launch(list_active_kernel, uint32_t((R + kBlockRows) / kBlockRows), kThreads, 0, R, bits,
+  launch(list_active_kernel, uint32_t((R + kListedRows) / kListedRows), kThreads, 0, R, bits,
          mutable_data_of<int32_t>(lists.listed), mutable_data_of<int32_t>(lists.places));
   const Chunks chunks{mutable_data_of<int32_t>(lists.begins),
                       mutable_data_of<int32_t>(lists.utterances),

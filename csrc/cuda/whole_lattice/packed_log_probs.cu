@@ -63,14 +63,14 @@ void fitting_splits(const Launcher& launch, const View& logit_lengths, const Vie
          mutable_data_of<int64_t>(row_splits));
 }
 
-void packed_log_probs(const Launcher& launch, const View& am, const View& lm, const Tensor& weight,
-                      const Tensor& bias, const View& targets, const LatticeRows& lattice,
-                      const JoinerOptions& options, const Tensor& hidden, const View& px,
-                      const View& py, const View& lse) {
+void packed_log_probs(const Launcher& launch, const JoinerInputs& inputs,
+                      const LatticeRows& lattice, const JoinerOptions& options,
+                      const Tensor& hidden, const RowLogProbs& out) {
   using torch::stable::new_empty;
-  const int64_t R = px.size(0), C = hidden.size(0), K = (R + C - 1) / C, pitch = hidden.size(1);
-  STD_TORCH_CHECK(am.scalar_type() == ScalarType::BFloat16 && lattice.row_splits.has_value() &&
-                      weight.is_contiguous() && R <= INT_MAX - C,
+  const int64_t R = out.px.size(0), C = hidden.size(0), K = (R + C - 1) / C, pitch = hidden.size(1);
+  STD_TORCH_CHECK(inputs.am.scalar_type() == ScalarType::BFloat16 &&
+                      lattice.row_splits.has_value() && inputs.weight.is_contiguous() &&
+                      R <= INT_MAX - C,
                   "packed_log_probs takes packed rows, and contiguous bfloat16");
   const Tensor memory = new_empty(hidden, {2 * K + 1}, ScalarType::Int);
   const View begins(memory.data_ptr(), ScalarType::Int, 1, {K + 1}, {1});
@@ -78,18 +78,19 @@ void packed_log_probs(const Launcher& launch, const View& am, const View& lm, co
          data_of<int64_t>(*lattice.row_splits) + lattice.row_splits->size(0) - 1, C, int32_t(K),
          mutable_data_of<int32_t>(begins), mutable_data_of<int32_t>(begins) + K + 1);
   Arriving total(launch, view_of<1>(memory, {1}, {1}, K));
-  const Tensor layer = weight_and_bias(launch, weight, bias);
-  const Tensor factor = one_group(view_of<2>(layer, {pitch, weight.size(0)}, {1, pitch}));
+  const Tensor layer = weight_and_bias(launch, inputs.weight, inputs.bias);
+  const Tensor factor = one_group(view_of<2>(layer, {pitch, inputs.weight.size(0)}, {1, pitch}));
   // Hidden rows need nothing but the beginnings of the chunks.
   const View no_list(nullptr, ScalarType::Int, 1, {0}, {1}), hidden_view(hidden);
   const ActiveLists lists{no_list, begins, begins, begins, begins};
   for (int64_t k = 0; k < K; ++k) {
     if (k > 0 && total.known_to_end_by(k * C)) break;
-    active_joiner_rows(launch, am, lm, lattice, lists, k, options.activation, hidden_view);
+    active_joiner_rows(launch, inputs.am, inputs.lm, lattice, lists, k, options.activation,
+                       hidden_view);
     const Tensor logits = grouped_product(hidden, factor, view_of<1>(memory, {1}, {1}, K + 1 + k));
     const View of_chunk(logits.data_ptr(), ScalarType::BFloat16, 2,
                         {std::min(C, R - k * C), options.vocabulary}, {logits.stride(0), 1});
-    log_probs(launch, of_chunk, targets, lattice, k * C, options.blank, options.mode, px, py, lse);
+    log_probs(launch, of_chunk, inputs.targets, lattice, k * C, options.blank, options.mode, out);
   }
 }
 

@@ -71,9 +71,9 @@ def active_gradients(
     contain all chunks.
     """
     am, lm, weight, bias, *_ = inputs
-    rows, (_, _, fastemit_lambda, _) = plan.lattice_rows(inputs), plan.options.of_gradient
+    rows, options = plan.lattice_rows(inputs), plan.options.of_gradient
     active, block_ends_KG = active_rows(
-        statistics, total, rows, fastemit_lambda, left_out, chunks.chunk_rows, chunks.blocks
+        statistics, total, rows, options.fastemit_lambda, left_out, chunks.chunk_rows, chunks.blocks
     )
     layer, width, acc = weight_and_bias(weight, bias), am.shape[2], statistics.lse.dtype
     # A chunk ends with the frame in which it becomes full.
@@ -83,13 +83,12 @@ def active_gradients(
     grad_lm = torch.zeros_like(lm, dtype=acc)
     grad_weight = torch.empty_like(weight, dtype=acc)
     bias_sums = torch.zeros((chunks.bias_parts, len(bias)), dtype=acc, device=bias.device)
-    scoring = (plan.vocabulary, *plan.options.of_gradient)
     # At least one, which assigns the gradient of the weight.
     for chunk in range(max(1, -(-int(active.places[-1]) // chunks.chunk_rows))):
         at, ends_G = (rows, active, chunk), block_ends_KG[chunk]
         size = ends_G[-1:]
         logits = chunk_logits(am, lm, layer, *at, size, plan.activation, hidden)
-        given = (grad_loss, statistics, inputs.targets, *at, *scoring)
+        given = (grad_loss, statistics, inputs.targets, *at, plan.vocabulary, options)
         active_log_probs_backward(*given, logits, bias_sums)
         products = row_block_products(logits, hidden[:, :width], ends_G)
         column_sums(products.flatten(1), grad_weight.flatten(), add=chunk > 0)

@@ -32,6 +32,7 @@ from pruned_rnnt.ops.common.library import Out, op
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, Nodes
 from pruned_rnnt.ops.joiner.joiner_rows import activated, add_gradients
 from pruned_rnnt.ops.joiner.log_probs import RowStatistics, unit_gradient
+from pruned_rnnt.ops.lattice.recursion import GradientOptions
 
 # The most that the rows left out have of the occupancy of a frame or a symbol position.
 DROPPED_OCCUPANCY = 2.0**-11
@@ -189,10 +190,7 @@ def active_log_probs_backward(
     active: ActiveRows,
     chunk: int,
     vocabulary: int,
-    blank: int,
-    normalization: int,
-    fastemit_lambda: float,
-    clamp: float,
+    options: GradientOptions,
     logits: Out[Tensor],
     sums: Out[Tensor],
 ) -> None:
@@ -200,10 +198,10 @@ def active_log_probs_backward(
     columns those from `vocabulary` on are written 0. Rows behind the chunk keep what they have.
     sums (P,V') acc: the gradients of P parts of the rows are added to a row of it each."""
     count, listed, nodes = _chunk(rows, active, chunk)
-    y = rows.symbols_after(nodes, targets, vocabulary, blank)
+    y = rows.symbols_after(nodes, targets, vocabulary, options.blank)
     here = RowStatistics(*(x[listed] for x in statistics))
     z = logits[:count, :vocabulary]
-    unit = unit_gradient(z, here, y, blank, normalization, fastemit_lambda, clamp)
+    unit = unit_gradient(z, here, y, options)
     logits[:count, :vocabulary] = unit * grad_loss[nodes.n][:, None]
     logits[:count, vocabulary:] = 0
     sums[0] += logits[:count].sum(0, dtype=sums.dtype)

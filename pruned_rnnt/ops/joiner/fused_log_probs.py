@@ -160,7 +160,7 @@ def fused_log_probs_backward(
 ) -> None:
     """has_first_chunk: the workspace still holds the first chunk, as the forward left it."""
     rows, hidden_rows, activation = plan.lattice_rows(inputs), plan.hidden_rows, plan.activation
-    scoring = plan.options.of_gradient
+    options = plan.options.of_gradient
     # Frames of padding and positions without frames are in no chunk.
     grads.grad_am.zero_()
     grads.grad_lm.zero_()
@@ -173,7 +173,7 @@ def fused_log_probs_backward(
             _compute_logits(inputs, plan, workspace, begin, end)
         logits = padded[:, : plan.vocabulary]
         log_probs_backward(
-            grad_loss, logits, statistics, inputs.targets, rows, begin, *scoring, padded
+            grad_loss, logits, statistics, inputs.targets, rows, begin, options, padded
         )
         if durations.duration_logits is not None:
             columns = _duration_columns(padded, plan.vocabulary, durations.duration_logits)

@@ -28,6 +28,7 @@ from torch.nn.functional import logsigmoid
 
 from pruned_rnnt.ops.common.library import NEG_INF, Out, op
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
+from pruned_rnnt.ops.lattice.recursion import GradientOptions
 
 # The values of normalization.
 LOGITS, LOG_PROBS, HAT = 0, 1, 2
@@ -96,10 +97,7 @@ def log_probs_backward(
     targets: Tensor,
     rows: LatticeRows,
     row_begin: int,
-    blank: int,
-    normalization: int,
-    fastemit_lambda: float,
-    clamp: float,
+    options: GradientOptions,
     grad_logits: Out[Tensor],
 ) -> None:
     """grad_loss (N) acc is dL / d loss_n, loss_n = -log P_n. logits (r,V) and grad_logits (r,V')
@@ -108,25 +106,20 @@ def log_probs_backward(
     are. With LOG_PROBS, grad_logits must be zeros on a GPU, where two columns are written."""
     count, vocabulary = logits.shape
     nodes = rows.nodes(row_begin, count)
-    y = rows.symbols_after(nodes, targets, vocabulary, blank)
+    y = rows.symbols_after(nodes, targets, vocabulary, options.blank)
     here = RowStatistics(*(x[row_begin : row_begin + count] for x in statistics))
-    unit = unit_gradient(logits, here, y, blank, normalization, fastemit_lambda, clamp)
+    unit = unit_gradient(logits, here, y, options)
     unit *= grad_loss[nodes.n][:, None]
     grad_logits[:, :vocabulary] = unit.masked_fill_(~nodes.valid[:, None], 0)
     grad_logits[:, vocabulary:] = 0
 
 
 def unit_gradient(
-    logits: Tensor,
-    statistics: RowStatistics,
-    y: Tensor,
-    blank: int,
-    normalization: int,
-    fastemit_lambda: float,
-    clamp: float,
+    logits: Tensor, statistics: RowStatistics, y: Tensor, options: GradientOptions
 ) -> Tensor:
     """unit (r,V) of rows with these statistics (r) and next symbols y (r), clamped; 0 in rows with
     ex + gy = 0."""
+    blank, normalization, fastemit_lambda, clamp = options
     lse, gx, gy = (x[:, None] for x in statistics)
     ex, ey = (1 + fastemit_lambda) * gx, gy
     z = logits.to(gx.dtype)

@@ -125,8 +125,8 @@ class _RowLoss(torch.autograd.Function):
             new_like = torch.zeros_like if _needs_zeros(logits, options) else torch.empty_like
             grad_logits = new_like(logits)
         flat, flat_grad = (x.view(-1, ctx.shape[-1]) for x in (logits, grad_logits))
-        scoring = options.of_gradient
-        log_probs_backward(upstream, flat, statistics, targets, rows, 0, *scoring, flat_grad)
+        given = (upstream, flat, statistics, targets, rows, 0, options.of_gradient)
+        log_probs_backward(*given, flat_grad)
         if in_place:
             # Makes torch raise for a second backward pass or another use of the logits.
             torch.autograd.graph.increment_version(logits)

@@ -13,6 +13,15 @@ from pruned_rnnt.ops.lattice.lattice import LatticeSums, split_workspace
 from pruned_rnnt.ops.lattice.tdt_lattice import TdtOptions, TdtSums, tdt_lattice, tdt_workspace
 
 
+class GradientOptions(NamedTuple):
+    """The options of the gradient of the logits, as in LossOptions."""
+
+    blank: int
+    normalization: int
+    fastemit_lambda: float
+    clamp: float
+
+
 class LossOptions(NamedTuple):
     """The scalars that the recursion and its gradient depend on.
 
@@ -28,9 +37,9 @@ class LossOptions(NamedTuple):
     clamp: float
 
     @property
-    def of_gradient(self) -> tuple[int, int, float, float]:
+    def of_gradient(self) -> GradientOptions:
         """The options of log_probs_backward."""
-        return self.blank, self.normalization, self.fastemit_lambda, self.clamp
+        return GradientOptions(self.blank, self.normalization, self.fastemit_lambda, self.clamp)
 
 
 class Recursion(NamedTuple):
