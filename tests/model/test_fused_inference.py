@@ -30,6 +30,7 @@ ZIPFORMER_KERNELS = {
     "attention._squash_kernel",
     "convolution._depthwise_kernel",
     "convolution._gate_kernel",
+    "downsample._downsample_kernel",
     "first_maps._forward_kernel",
     "maps._maps_kernel",
     "norm._norm_kernel",
