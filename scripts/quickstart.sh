@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up .venv, synthesises a corpus of spoken commands with espeak-ng, trains a pruned transducer
+# Sets up .venv, synthesises a corpus of spoken commands with espeak-ng, trains a transducer
 # on it, prints its word error rate on voices that were not in training, and makes a web page of it.
 #   OUTPUT  folder for data and run (default: data and exp in the repository root)
 set -euo pipefail
