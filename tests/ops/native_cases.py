@@ -158,7 +158,7 @@ def joiner_rows_calls(batch: Batch, dtype: torch.dtype) -> Iterator[Call]:
             value = torch.randn_like(hidden).tanh()
             grad = torch.randn_like(hidden)
             accumulated = torch.randn_like(lm, dtype=acc)
-            for out in {dtype, acc}:
+            for out in dict.fromkeys((dtype, acc)):
                 before = torch.randn_like(am, dtype=out)
                 yield Call("joiner_rows_backward", (grad, value, *common), (before, accumulated))
 
