@@ -29,6 +29,7 @@ from scripts.training_step.report import kernel_table, table
 from scripts.training_step.session import imported
 from scripts.training_step.systems import ROOT, System, Worker, read_systems
 from scripts.training_step.worker import use_checkout
+from tests.bfloat16_lstm import needs_bfloat16_lstm
 
 TINY = [
     "--model=conformer",
@@ -328,6 +329,7 @@ def test_processes_are_measured_side_by_side_and_together(shapes: Path, tmp_path
 
 
 @pytest.mark.slow
+@needs_bfloat16_lstm
 def test_transformers_model_trains_on_the_batches(shapes: Path) -> None:
     pytest.importorskip("transformers")
     from scripts.training_step.transformers_peer import PADDING, peer_batch, peer_model, train

@@ -12,6 +12,7 @@ from torch import Tensor
 from pruned_rnnt import Joiner, PrunedTransducerLoss
 from pruned_rnnt.compat import transformers_loss
 from pruned_rnnt.compat.pruned_joint import PrunedOptions
+from tests.bfloat16_lstm import needs_bfloat16_lstm
 from tests.compat.transformers_models import BLANK, LABELS, WIDTH, batch, tiny_parakeet
 
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
@@ -229,17 +230,7 @@ def test_a_wrapper_of_the_layers_takes_part() -> None:
     assert inner.calls == 1
 
 
-def lstm_takes_bfloat16() -> bool:
-    """Whether torch's LSTM runs under autocast: on CPUs without AVX-512 oneDNN refuses it."""
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            torch.nn.LSTM(4, 4)(torch.zeros(1, 1, 4))
-    except RuntimeError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not lstm_takes_bfloat16(), reason="torch's LSTM refuses bfloat16 on this CPU")
+@needs_bfloat16_lstm
 def test_under_autocast() -> None:
     model = model_of(durations=True)
     transformers_loss.use(model, pruned=PrunedOptions())
