@@ -1,7 +1,7 @@
 """Multi-head self-attention with rotary positions.
 
-Axes: N batch, T frames, P past frames, S = P + T frames attended to, E encoder width, G queries or
-keys, H heads, K width of one head.
+Axes: N batch, T frames, P past frames, S = P + T frames attended to, E encoder width, G queries,
+keys or values, H heads, K width of one head.
 
 Rotary positions (Su et al., arXiv 2104.09864) rotate pairs of channels of queries and keys by an
 angle proportional to the frame index, so that the product of a query and a key depends only on
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
+from pruned_rnnt.model.kernels.available import train_with_kernels
 from pruned_rnnt.model.linear import Linear
 
 # What `positions` of an encoder returns for its attention: rotary angles, or relative positions.
@@ -46,6 +48,40 @@ def rotate(x_NTGHK: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate channels i and i + K/2 by the frame's angle; x is (N, T, G, H, K)."""
     own, partner = angles
     return torch.addcmul(x_NTGHK * own, x_NTGHK.roll(x_NTGHK.size(-1) // 2, -1), partner)
+
+
+def rotated_heads(
+    qkv_NSGHK: Tensor, angles: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys, both rotated, and values, (N, S, H, K) each, of (N, S, 3, H, K)."""
+    if train_with_kernels(qkv_NSGHK, *angles):
+        query, key, value = _RotatedHeads.apply(  # type: ignore[no-untyped-call]
+            qkv_NSGHK, *angles
+        )
+        return query, key, value
+    query_key_NS2HK, value_NS1HK = qkv_NSGHK.split((2, 1), dim=2)
+    query_NSHK, key_NSHK = rotate(query_key_NS2HK, angles).unbind(2)
+    return query_NSHK, key_NSHK, value_NS1HK.squeeze(2)
+
+
+class _RotatedHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, own: Tensor, partner: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from pruned_rnnt.model.kernels.rotary import rotate_heads
+
+        ctx.save_for_backward(own, partner)
+        return rotate_heads(qkv.contiguous(), (own, partner))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        from pruned_rnnt.model.kernels.rotary import Heads, rotate_heads_backward
+
+        own, partner = ctx.saved_tensors
+        gradients = Heads(*(grad.contiguous() for grad in grads))
+        return rotate_heads_backward(gradients, (own, partner)), None, None
 
 
 def may_be_padded(x_NTE: Tensor, lengths: Tensor) -> bool:
@@ -145,15 +181,14 @@ class RotaryAttention(nn.Module):
             past_NPE: x of the P frames before; None: no past.
         """
         seen_NSE = x_NTE if past_NPE is None else torch.cat((past_NPE, x_NTE), dim=1)
-        qkv_NS3HK = self.in_proj(seen_NSE).unflatten(-1, (3, self.heads, -1))
-        query_key_NS2HK, value_NS1HK = qkv_NS3HK.split((2, 1), dim=2)
-        query_NSHK, key_NSHK = rotate(query_key_NS2HK, angles).unbind(2)
+        qkv_NSGHK = self.in_proj(seen_NSE).unflatten(-1, (3, self.heads, -1))
+        query_NSHK, key_NSHK, value_NSHK = rotated_heads(qkv_NSGHK, angles)
         if past_NPE is not None:
             query_NSHK = query_NSHK[:, past_NPE.size(1) :]
         context_NHTK = functional.scaled_dot_product_attention(
             query_NSHK.transpose(1, 2),
             key_NSHK.transpose(1, 2),
-            value_NS1HK.squeeze(2).transpose(1, 2),
+            value_NSHK.transpose(1, 2),
             attn_mask=mask_N1TS,
         )
         projected: Tensor = self.out_proj(context_NHTK.transpose(1, 2).flatten(2))

@@ -15,6 +15,7 @@ from pruned_rnnt.model.attention import Positions, RotaryAttention
 from pruned_rnnt.model.cast_parameters import CastParameters
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.depthwise import depthwise
+from pruned_rnnt.model.gated_depthwise import gated_depthwise
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 from pruned_rnnt.model.layer_norm import LayerNorm
 from pruned_rnnt.model.linear import Linear
@@ -85,21 +86,27 @@ class ConvolutionModule(nn.Module):
         self, dim: int, kernel_size: int, causal: bool, *, norm: str = "layer", bias: bool = True
     ) -> None:
         super().__init__()
-        self.norm = LayerNorm(dim)
+        self.norm = LayerNorm(dim, before_product=True)
         self.pointwise_in = Linear(dim, 2 * dim, bias)
         self.depthwise = nn.Conv1d(dim, dim, kernel_size, groups=dim, bias=bias)
-        self.depthwise_norm = LayerNorm(dim) if norm == "layer" else FrameBatchNorm(dim)
+        self.depthwise_norm = (
+            LayerNorm(dim, before_product=True, silu=True)
+            if norm == "layer"
+            else FrameBatchNorm(dim)
+        )
         self.pointwise_out = Linear(dim, dim, bias)
         past = kernel_size - 1 if causal else kernel_size // 2
         self.padding = (past, kernel_size - 1 - past)
 
     def forward(self, x_NTE: Tensor, padding_NT1: Tensor | None) -> Tensor:
+        past, future = self.padding
+        if padding_NT1 is not None and past == future and should_avoid_cudnn_replanning(x_NTE):
+            projected_NTC = self.pointwise_in(self.norm(x_NTE))
+            mixed_NTE = gated_depthwise(self.depthwise, projected_NTC, ~padding_NT1, past)
+            return self._project(mixed_NTE, padding_NT1)
         gated_NTE = self.gate(x_NTE)
         if padding_NT1 is not None:
             gated_NTE = gated_NTE.masked_fill(padding_NT1, 0.0)
-        past, future = self.padding
-        if past == future and should_avoid_cudnn_replanning(gated_NTE):
-            return self._project(depthwise(self.depthwise, gated_NTE, past), padding_NT1)
         return self.mix(functional.pad(gated_NTE, (0, 0, past, future)), padding_NT1)
 
     def gate(self, x_NTE: Tensor) -> Tensor:
@@ -122,10 +129,10 @@ class ConvolutionModule(nn.Module):
 
     def _project(self, mixed_NTE: Tensor, padding_NT1: Tensor | None) -> Tensor:
         if isinstance(self.depthwise_norm, FrameBatchNorm):
-            normed_NTE = self.depthwise_norm(mixed_NTE, padding_NT1)
+            activated_NTE = functional.silu(self.depthwise_norm(mixed_NTE, padding_NT1))
         else:
-            normed_NTE = self.depthwise_norm(mixed_NTE)
-        output: Tensor = self.pointwise_out(functional.silu(normed_NTE))
+            activated_NTE = self.depthwise_norm(mixed_NTE)
+        output: Tensor = self.pointwise_out(activated_NTE)
         return output
 
 
@@ -141,7 +148,7 @@ class ConformerLayer(nn.Module):
         super().__init__()
         dim = config.dim
         self.feedforward_in = FeedForward(dim, config.feedforward_dim, bias)
-        self.attention_norm = LayerNorm(dim)
+        self.attention_norm = LayerNorm(dim, before_product=True)
         self.attention = self._new_attention(config)
         self.convolution = self._new_convolution(config)
         self.feedforward_out = FeedForward(dim, config.feedforward_dim, bias)
@@ -190,7 +197,7 @@ class FeedForward(nn.Sequential):
 
     def __init__(self, dim: int, hidden_dim: int, bias: bool = True) -> None:
         super().__init__(
-            LayerNorm(dim),
+            LayerNorm(dim, before_product=True),
             Linear(dim, hidden_dim, bias),
             nn.SiLU(),
             Linear(hidden_dim, dim, bias),

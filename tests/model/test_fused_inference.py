@@ -149,4 +149,8 @@ def test_every_forward_kernel_runs_without_gradients(
     names.clear()
     with inference():
         Conformer(CONFORMER).eval().to(DEVICE)(features_NTF.to(DEVICE), lengths_N)
-    assert names == {"convolution._depthwise_kernel", "first_maps._forward_kernel"}
+    assert names == {
+        "convolution._depthwise_kernel",
+        "convolution._gate_kernel",
+        "first_maps._forward_kernel",
+    }

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pruned_rnnt.model.attention import rotary_angles, rotated_heads
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.depthwise import depthwise
 from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.gated_depthwise import gate
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.layer_norm import LayerNorm
 from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
@@ -20,7 +22,6 @@ from pruned_rnnt.model.subsampling_convolutions import WideConv2d, depthwise_map
 from pruned_rnnt.model.zipformer import Zipformer, attention
 from pruned_rnnt.model.zipformer.activation import Kind, Swoosh, SwooshLinear
 from pruned_rnnt.model.zipformer.bypass import Bypass
-from pruned_rnnt.model.zipformer.convolution import gate
 from pruned_rnnt.model.zipformer.gradient import grad_towards_limits
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
@@ -283,11 +284,12 @@ def test_bias_norm(batch: int, frames: int) -> None:
     check(run, torch.randn(batch, frames, 20), torch.randn(20), torch.tensor(0.7), tolerance=5e-6)
 
 
+@pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("width", [20, 256])
 @pytest.mark.parametrize(("batch", "frames"), SHAPES)
-def test_layer_norm(batch: int, frames: int, width: int) -> None:
+def test_layer_norm(batch: int, frames: int, width: int, silu: bool) -> None:
     torch.manual_seed(0)
-    norm = LayerNorm(width).cuda()
+    norm = LayerNorm(width, silu=silu).cuda()
 
     def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         norm._parameters.update(weight=weight, bias=bias)  # type: ignore[dict-item]
@@ -295,6 +297,35 @@ def test_layer_norm(batch: int, frames: int, width: int) -> None:
 
     x = 3 * torch.randn(batch, frames, width) + 1
     check(run, x, torch.randn(width), torch.randn(width), tolerance=5e-6)
+
+
+@pytest.mark.parametrize("silu", [False, True])
+def test_layer_norm_before_a_product_has_its_dtype(silu: bool) -> None:
+    """Output and gradient are those of float32 but for one rounding of the output."""
+    torch.manual_seed(0)
+    x = (3 * torch.randn(3, 37, 256, device="cuda") + 1).requires_grad_()
+    norms = [LayerNorm(256, before_product=before, silu=silu).cuda() for before in (True, False)]
+    with torch.autocast("cuda", torch.bfloat16):
+        rounded, whole = (norm(x) for norm in norms)
+    assert (rounded.dtype, whole.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(rounded.float(), whole, rtol=2**-8, atol=1e-6)
+    grad = torch.randn_like(whole).bfloat16()
+    of_rounded, of_whole = (
+        torch.autograd.grad(y, x, grad.to(y.dtype))[0] for y in (rounded, whole)
+    )
+    torch.testing.assert_close(of_rounded, of_whole, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [8, 64])
+@pytest.mark.parametrize(("batch", "frames"), SHAPES)
+def test_rotated_heads(batch: int, frames: int, width: int) -> None:
+    torch.manual_seed(0)
+
+    # The angles are the same for both dtypes, so that only the rotation differs.
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        return rotated_heads(x, rotary_angles(frames, width, x.device, torch.float32))
+
+    check(run, torch.randn(batch, frames, 3, 5, width))
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.model.gated_depthwise import gated_depthwise
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.subsampling_convolutions import FirstConv2d
 from pruned_rnnt.model.zipformer.attention import (
@@ -17,7 +18,6 @@ from pruned_rnnt.model.zipformer.attention import (
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.bypass import Bypass, end_of_layer
-from pruned_rnnt.model.zipformer.convolution import gated_depthwise
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
 from pruned_rnnt.model.zipformer.whiten import Whiten

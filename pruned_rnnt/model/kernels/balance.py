@@ -55,17 +55,18 @@ def _sums_kernel(
 ):
     if tl.load(settings_ptr) > 0.0:
         channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-        first = tl.zeros((BLOCK_C,), dtype=tl.float32)
-        second = tl.zeros((BLOCK_C,), dtype=tl.float32)
+        # Tiles, because a sum over the rows in each turn would wait for all warps.
+        first = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
+        second = tl.zeros((BLOCK_R, BLOCK_C), dtype=tl.float32)
         for turn in range(turns):
             row, inside = rows_of_turn(turn, rows, channel, C, BLOCK_R)
             place = x_ptr + row[:, None] * x_stride + channel[None, :]
             x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-            first += tl.sum(x, axis=0)
-            second += tl.sum(x * x, axis=0)
+            first += x
+            second += x * x
         out = sums_ptr + tl.program_id(0) * 2 * C + channel
-        tl.store(out, first, mask=channel < C)
-        tl.store(out + C, second, mask=channel < C)
+        tl.store(out, tl.sum(first, axis=0), mask=channel < C)
+        tl.store(out + C, tl.sum(second, axis=0), mask=channel < C)
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from torch import Tensor
 from pruned_rnnt.model.kernels import variants
 
 _ALIGNMENT = 16
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Kernel:
@@ -43,7 +43,7 @@ class Kernel:
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4) -> None:
         """Launch on the current stream, with all arguments of the function in its order."""
-        if _INTERPRETED:
+        if INTERPRETED:
             self.jit[grid](*arguments)
             return
         device = torch.cuda.current_device()

@@ -1,7 +1,8 @@
-"""The backward pass of layer normalisation, in one pass over memory.
+"""Layer normalisation, perhaps with the SiLU after it: one pass over memory, and one backward.
 
-    z = (x - mean) * d,  d = 1 / deviation          out = z * weight + bias
-    h = grad * weight
+    z = (x - mean) * d,  d = 1 / deviation          y = z * weight + bias
+    out = y, or y * sigmoid(y)
+    h = grad * weight; grad is that of y: that of out, times s * (1 + y * (1 - s)), s = sigmoid(y)
     d/dx      = d * (h - mean_E(h) - z * mean_E(h * z))
     d/dweight = sum over rows of grad * z,  d/dbias = sum over rows of grad
 
@@ -12,24 +13,65 @@ Axes: E channels; a row is one frame of one sequence. A program takes tiles of w
      |    [ . . . . ]   of BLOCK_R rows; program p takes every P-th tile
 
 For sums over rows, each program writes the sum of its own rows, a part; see `sums_of_parts`.
+torch's kernels take longer, and need copies if x and the output differ in dtype.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import kernel
-from pruned_rnnt.model.kernels.rows import load_channels, row_tiles, rows_of_turn
+from pruned_rnnt.model.kernels.rows import load_channels, own_tile, row_tiles, rows_of_turn
 
 _TILE = 2048
+
+
+class RowStatistics(NamedTuple):
+    """Mean and 1 / deviation of each row of x, float32."""
+
+    mean: Tensor
+    inverse_deviation: Tensor
+
+
+@kernel("rows")
+def _layer_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    mean_ptr,
+    inverse_deviation_ptr,
+    rows,
+    E,
+    epsilon,
+    HAS_SILU: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
+    place = row[:, None] * E + channel[None, :]
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    mean = tl.sum(x, axis=1) / E
+    centred = tl.where(inside, x - mean[:, None], 0.0)
+    inverse = tl.rsqrt(tl.sum(centred * centred, axis=1) / E + epsilon)
+    z = centred * inverse[:, None]
+    out = z * load_channels(weight_ptr, channel, E) + load_channels(bias_ptr, channel, E)
+    if HAS_SILU:
+        out *= tl.sigmoid(out)
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(mean_ptr + row, mean, mask=row < rows)
+    tl.store(inverse_deviation_ptr + row, inverse, mask=row < rows)
 
 
 @kernel("rows", "turns")
 def _layer_norm_backward_kernel(
     x_ptr,
     weight_ptr,
+    bias_ptr,
     mean_ptr,
     inverse_deviation_ptr,
     grad_ptr,
@@ -39,41 +81,87 @@ def _layer_norm_backward_kernel(
     rows,
     turns,
     E,
+    HAS_SILU: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
     channel = tl.arange(0, BLOCK_E)
     weight = load_channels(weight_ptr, channel, E)
-    of_weight = tl.zeros((BLOCK_E,), dtype=tl.float32)
-    of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
+    if HAS_SILU:
+        bias = load_channels(bias_ptr, channel, E)
+    # Tiles, because a sum over the rows in each turn would wait for all warps.
+    of_weight = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
+    of_bias = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
     for turn in range(turns):
         row, inside = rows_of_turn(turn, rows, channel, E, BLOCK_R)
         place = row[:, None] * E + channel[None, :]
         x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0).to(tl.float32)
-        inverse = tl.load(inverse_deviation_ptr + row, mask=row < rows, other=0.0).to(tl.float32)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
+        inverse = tl.load(inverse_deviation_ptr + row, mask=row < rows, other=0.0)
         z = tl.where(inside, (x - mean[:, None]) * inverse[:, None], 0.0)
+        if HAS_SILU:
+            y = z * weight + bias
+            gate = tl.sigmoid(y)
+            grad *= gate * (1.0 + y * (1.0 - gate))
         h = grad * weight
         mean_h = tl.sum(h, axis=1) / E
         mean_hz = tl.sum(h * z, axis=1) / E
         grad_x = inverse[:, None] * (h - mean_h[:, None] - z * mean_hz[:, None])
         tl.store(grad_x_ptr + place, grad_x.to(grad_x_ptr.dtype.element_ty), mask=inside)
-        of_weight += tl.sum(grad * z, axis=0)
-        of_bias += tl.sum(grad, axis=0)
+        of_weight += grad * z
+        of_bias += grad
     part = tl.program_id(0) * E + channel
-    tl.store(of_weight_ptr + part, of_weight, mask=channel < E)
-    tl.store(of_bias_ptr + part, of_bias, mask=channel < E)
+    tl.store(of_weight_ptr + part, tl.sum(of_weight, axis=0), mask=channel < E)
+    tl.store(of_bias_ptr + part, tl.sum(of_bias, axis=0), mask=channel < E)
+
+
+def layer_norm(
+    x: Tensor,
+    weight_E: Tensor,
+    bias_E: Tensor,
+    *,
+    epsilon: float,
+    silu: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, RowStatistics]:
+    """Layer normalisation of x (..., E), contiguous, in `dtype`; `silu`: with SiLU after it."""
+    width = x.size(-1)
+    rows = x.numel() // width
+    output = torch.empty_like(x, dtype=dtype)
+    statistics = RowStatistics(*(x.new_empty((rows,), dtype=torch.float32) for _ in range(2)))
+    tiles = row_tiles(rows, width, _TILE)
+    _layer_norm_kernel(
+        (tiles.number,),
+        x,
+        weight_E,
+        bias_E,
+        output,
+        *statistics,
+        rows,
+        width,
+        epsilon,
+        silu,
+        tiles.rows,
+        tiles.channels,
+    )
+    return output, statistics
 
 
 def layer_norm_backward(
-    x: Tensor, weight_E: Tensor, mean: Tensor, inverse_deviation: Tensor, grad: Tensor
+    x: Tensor,
+    weight_E: Tensor,
+    bias_E: Tensor,
+    statistics: RowStatistics,
+    grad: Tensor,
+    *,
+    silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x (..., E) and, as parts (P, E) in float32, of weight and bias.
+    """Gradients of x and, as parts (P, E) in float32, of weight and bias.
 
     Args:
-        x, grad: (..., E), contiguous.
-        mean, inverse_deviation: of each row of x, contiguous.
+        x, weight_E, bias_E, silu: of `layer_norm`, which returned `statistics`.
+        grad: (..., E), contiguous.
     """
     width = x.size(-1)
     rows = x.numel() // width
@@ -85,8 +173,8 @@ def layer_norm_backward(
         (tiles.parts,),
         x,
         weight_E,
-        mean,
-        inverse_deviation,
+        bias_E,
+        *statistics,
         grad,
         grad_x,
         of_weight,
@@ -94,6 +182,7 @@ def layer_norm_backward(
         rows,
         tiles.turns,
         width,
+        silu,
         tiles.rows,
         tiles.channels,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.launch import divide_up, power_of_two
 
 # Programs that share the sums over rows.
-_PARTS = 264
+_PARTS = 528
 
 
 class Rows(NamedTuple):

@@ -231,7 +231,8 @@ def _bypass_backward_kernel(
     """A program takes every num_programs-th tile of slow rows, with the RATE frames of each."""
     channel = tl.arange(0, BLOCK_E)
     scale = load_channels(scale_ptr, channel, E)
-    of_scale = tl.zeros((BLOCK_E,), dtype=tl.float32)
+    # A tile, because a sum over the rows in each turn would wait for all warps.
+    of_scale = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
     for turn in range(turns):
         slow, inside = rows_of_turn(turn, slow_rows, channel, E, BLOCK_R)
         sequence = slow // slow_frames
@@ -261,8 +262,9 @@ def _bypass_backward_kernel(
         )
         if HAS_KEEP:
             product *= keep[:, None]
-        of_scale += tl.sum(product, axis=0)
-    tl.store(parts_ptr + tl.program_id(0) * E + channel, of_scale, mask=channel < E)
+        of_scale += product
+    part = parts_ptr + tl.program_id(0) * E + channel
+    tl.store(part, tl.sum(of_scale, axis=0), mask=channel < E)
 
 
 def bypass(

@@ -26,7 +26,9 @@ from pruned_rnnt.model.kernels.rows import as_rows, rows_of_turn
 
 _ROWS, _WIDTH = 64, 128
 # Programs that read x.
-_PROGRAMS = 264
+_PROGRAMS = 528
+# Parts that a program of the second kernel adds at a time.
+_ADDED = 256
 
 
 @kernel("rows", "turns")
@@ -125,7 +127,7 @@ def sums_of_parts(
         parts,
         channels,
         limits is not None,
-        64,
+        _ADDED,
         block_c,
     )
     return out

@@ -6,17 +6,13 @@ a chunk, G = C + P frames of a padded chunk, B chunks.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.cast_parameters import is_cast
-from pruned_rnnt.model.depthwise import compute_dtype, depthwise
-from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.depthwise import depthwise
+from pruned_rnnt.model.gated_depthwise import gate, gated_depthwise
 from pruned_rnnt.model.linear import Linear
-from pruned_rnnt.model.side_branch import beside
 from pruned_rnnt.model.zipformer.activation import SwooshLinear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import LARGEST_CHUNK, Frames, extend
@@ -72,71 +68,6 @@ class ConvolutionModule(nn.Module):
         else:
             mixed_NTE = gated_depthwise(self.depthwise_conv, projected_NTC, frames.real_NT1)
         return self.out_proj(self.whiten(self.balancer2(mixed_NTE))), past_NPE
-
-
-def gate(x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
-    """The lower half of the channels times the sigmoid of the upper half; zero in padding."""
-    if not use_kernels(x_NTC):
-        return functional.glu(x_NTC) * real_NT1
-    gated_NTE: Tensor = _Gate.apply(x_NTC, real_NT1)  # type: ignore[no-untyped-call]
-    return gated_NTE
-
-
-class _Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, real: Tensor) -> Tensor:
-        from pruned_rnnt.model.kernels.convolution import gate as fused_gate
-
-        x, real = x.contiguous(), real.contiguous()
-        ctx.save_for_backward(x, real)
-        return fused_gate(x, real)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        from pruned_rnnt.model.kernels.convolution import gate_backward
-
-        x, real = ctx.saved_tensors
-        return gate_backward(x, real, grad.contiguous()), None
-
-
-def gated_depthwise(convolution: nn.Conv1d, x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
-    """The convolution of `gate`, (N, T, 2 E) -> (N, T, E), whose backward pass gates again."""
-    weight, bias = convolution.weight, convolution.bias
-    if not use_kernels(x_NTC, weight):
-        return depthwise(convolution, gate(x_NTC, real_NT1))
-    assert bias is not None
-    dtype = compute_dtype(x_NTC, weight)
-    mixed_NTE: Tensor = _GatedDepthwise.apply(  # type: ignore[no-untyped-call]
-        x_NTC.to(dtype), real_NT1, weight.to(dtype), bias.to(dtype), int(convolution.padding[0])
-    )
-    return mixed_NTE
-
-
-class _GatedDepthwise(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, real: Tensor, weight: Tensor, bias: Tensor, padding: int
-    ) -> Tensor:
-        from pruned_rnnt.model.kernels import convolution as fused
-
-        x, real, weight = x.contiguous(), real.contiguous(), weight.contiguous()
-        ctx.save_for_backward(x, real, weight)
-        ctx.padding = padding
-        ctx.beside = is_cast(weight) and is_cast(bias)
-        return fused.depthwise(fused.gate(x, real), weight, bias, padding)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
-        from pruned_rnnt.model.kernels import convolution as fused
-
-        x, real, weight = ctx.saved_tensors
-        gated, grad = fused.gate(x, real), grad.contiguous()
-        with beside(gated, grad, where=ctx.beside):
-            of_weight, of_bias = fused.depthwise_weight_gradients(gated, weight, grad, ctx.padding)
-        of_gated = fused.depthwise_backward(gated, weight, grad, ctx.padding)
-        return fused.gate_backward(x, real, of_gated), None, of_weight, of_bias, None
 
 
 class ChunkCausalConvolution(nn.Module):
