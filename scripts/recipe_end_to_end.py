@@ -169,6 +169,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     options.add_argument("--steps", type=int, default=300, help="of training (default 300)")
     options.add_argument("--prepare", default="", metavar="OPTIONS", help="options of `prepare`")
+    options.add_argument("--format", choices=("onnx", "torch"), default="onnx", help="of `export`")
     options.add_argument("--json", type=Path, metavar="FILE", help="append the figures to FILE")
     options.add_argument("settings", nargs="*", metavar="section.key=value")
     return options
@@ -190,6 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         steps=options.steps,
         settings=options.settings,
         prepare=shlex.split(options.prepare),
+        export_format=options.format,
     ):
         spent.append(run_command(line))
     training = training_figures(places.run)

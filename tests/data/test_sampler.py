@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
+from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
@@ -112,6 +113,37 @@ def test_resume_between_the_parts_of_a_batch(outliers: Path, workers: int, lazy:
         resumed.load_state_dict({**loader.state_dict(stop), "epoch": 2})
         resumed.set_epoch(2)
         assert [batch.ids for batch in resumed] == whole[stop:]
+
+
+def small_batches(batches: list[Batch], most: float) -> int:
+    return sum(len(batch) * max(batch.durations) < 0.8 * most for batch in batches)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_epoch_ends_with_full_batches(outliers: Path, lazy: bool) -> None:
+    """What is left in buckets, of which each would have made a batch, is joined."""
+    data = data_of(outliers, max_duration=25.0, max_lattice=0, lazy=lazy)
+    batches = list(data.train_loader())
+    assert Counter(name for b in batches for name in b.ids) == Counter(f"u{i}" for i in range(60))
+    assert all(len(batch) * max(batch.durations) <= 25.0 for batch in batches)
+    assert small_batches(batches, 25.0) <= 1
+
+
+def test_an_epoch_of_an_earlier_version_goes_on_with_its_batches(outliers: Path) -> None:
+    data = data_of(outliers, max_duration=25.0, max_lattice=0)
+    loader = data.train_loader()
+    loader.sampler.small_batches_epoch = 0
+    first = next(iter(loader)).ids
+    state = loader.state_dict(1)
+    del state["full_batches"]
+    resumed = data.train_loader()
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    left = [f"u{index}" for index in range(60) if f"u{index}" not in first]
+    assert Counter(name for batch in rest for name in batch.ids) == Counter(left)
+    assert small_batches(rest, 25.0) > 1
+    resumed.set_epoch(1)
+    assert small_batches(list(resumed), 25.0) <= 1
 
 
 def test_epoch_restarts_between_the_parts_of_a_batch(outliers: Path) -> None:

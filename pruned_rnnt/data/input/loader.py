@@ -126,6 +126,7 @@ class BatchLoader:
             "seed": self.sampler.seed,
             "world_size": self.world_size,
             "duration_bins": self.sampler.duration_bins,
+            "full_batches": True,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -141,6 +142,7 @@ class BatchLoader:
                     f"keep data.{key}={state[key]}, or choose another train.folder"
                 )
         self.sampler.use_bins(state.get("duration_bins"))
+        self.sampler.small_batches_epoch = None if "full_batches" in state else state["epoch"]
         self.sampler.seek(state["epoch"], state["batches"])
 
 

@@ -1,5 +1,9 @@
 """Samples batches with lhotse's bucketing by duration, with a bound on the lattice.
 
+At the end of an epoch, every bucket has cuts left that do not fill a batch. lhotse makes a small
+batch of each bucket, of a size that no other batch has, for which a GPU would capture a CUDA graph
+of its own. So cuts that are left are joined to full batches over the bounds of buckets.
+
 The memory of a batch grows with its padded lattice: utterances x most encoder frames x (most
 symbols + 1). One long text among short ones multiplies it. A batch that exceeds the bound is
 therefore split, with utterances of similar text length together. (A `SamplingConstraint` of
@@ -11,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -18,6 +23,7 @@ from typing import Any, NamedTuple
 
 from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler
+from lhotse.dataset.sampling.base import SamplingConstraint, TimeConstraint
 from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
 
 from pruned_rnnt.data.input.augmentation import derived_seed
@@ -25,6 +31,9 @@ from pruned_rnnt.data.input.filters import CutFilter
 from pruned_rnnt.data.input.manifest_items import item_of, manifest_items, spread_lines
 
 logger = logging.getLogger(__name__)
+
+# The part of the largest duration from which on a batch counts as full.
+_FULL = 0.8
 
 
 class LatticeSize:
@@ -82,10 +91,38 @@ def split_by_lattice(sizes: Sequence[tuple[int, int]], bound: int) -> list[list[
     return groups
 
 
+def full_batches(cuts: Iterable[Any], constraint: SamplingConstraint) -> list[list[Any]]:
+    """Batches of cuts of like duration, as large as the constraint allows, but for the last."""
+    batches: list[list[Any]] = []
+    size = constraint.copy()
+    for cut in sorted(cuts, key=lambda cut: (-cut.duration, cut.id)):
+        size.add(cut)
+        if not batches or size.exceeded():
+            batches.append([])
+            size = constraint.copy()
+            size.add(cut)
+        batches[-1].append(cut)
+    return batches
+
+
+class _WatchedCuts:
+    """Iterates over cuts, and knows whether all have been read."""
+
+    def __init__(self, cuts: Iterable[Any]) -> None:
+        self._cuts = cuts
+        self.all_read = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.all_read = False
+        yield from self._cuts
+        self.all_read = True
+
+
 class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
-    """lhotse's sampler with a bound on the lattice; resumes after a number of batches.
+    """lhotse's sampler with full batches and a bound on the lattice; resumes after some batches.
 
     source: cuts; its `set_epoch`, if it has one, is called with each epoch.
+    max_duration, max_cuts: of a batch.
     first_bins: gives the duration_bins of versions that saved none; see `use_bins`.
     lattice_bound: None for none.
     The other arguments are lhotse's.
@@ -95,12 +132,20 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
         self,
         source: Iterable[Any],
         *,
+        max_duration: float | None = None,
+        max_cuts: int | None = None,
         lattice_bound: LatticeBound | None = None,
         first_bins: Callable[[], list[float]] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(source, **options)
+        self._watched = _WatchedCuts(source)
+        super().__init__(self._watched, max_duration=max_duration, max_cuts=max_cuts, **options)
+        self._size = TimeConstraint(max_duration=max_duration, max_cuts=max_cuts)
         self.source = source
+        # An epoch that began with a version that left the last batches of buckets as they were.
+        self.small_batches_epoch: int | None = None
+        # Batches of the end of an epoch, still to be returned.
+        self._last: deque[CutSet] = deque()
         self.lattice_bound = lattice_bound
         self.first_bins = first_bins
         # Parts of a batch that was split, still to be returned.
@@ -114,6 +159,7 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
     def __iter__(self) -> BatchSampler:
         if not self._just_restored_state:
             self._parts.clear()
+            self._last.clear()
         super().__iter__()
         return self
 
@@ -144,7 +190,7 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
 
     def _next_batch(self) -> CutSet:
         if not self._parts:
-            batch = super()._next_batch()
+            batch = self._full_batch()
             if self.lattice_bound is None:
                 return batch
             cuts = list(batch)
@@ -153,6 +199,39 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
             # The filter has already removed utterances that exceed the bound alone.
             self._parts.extend(CutSet.from_cuts(cuts[i] for i in group) for group in groups)
         return self._parts.popleft()
+
+    def _full_batch(self) -> CutSet:
+        """The next batch without regard to lattices."""
+        if self._last:
+            return self._last.popleft()
+        batch = super()._next_batch()
+        if not self._watched.all_read or self.epoch == self.small_batches_epoch:
+            return batch
+        if self._is_full(batch):
+            return batch
+        # lhotse returns what is left in buckets after all full batches.
+        left = list(batch)
+        with suppress(StopIteration):
+            while True:
+                batch = super()._next_batch()
+                if self._is_full(batch):
+                    self._last.append(batch)
+                else:
+                    left += batch
+        joined = full_batches(left, self._size)
+        self.rng.shuffle(joined)
+        self._last.extend(CutSet.from_cuts(cuts) for cuts in joined)
+        return self._last.popleft()
+
+    def _is_full(self, batch: CutSet) -> bool:
+        size = self._size.copy()
+        for cut in batch:
+            size.add(cut)
+        if size.close_to_exceeding():
+            return True
+        # A batch also ends before a cut that is much longer than all of its own.
+        padded = size.num_cuts * size.longest_seen
+        return self.max_duration is not None and bool(padded >= _FULL * self.max_duration)
 
 
 def duration_bins(cuts: Iterable[Any], buckets: int) -> list[float]:
