@@ -136,10 +136,13 @@ def main() -> None:
             "commit": commit(),
             "date": f"{date.today():%Y-%m-%d}",
             "columns": {
+                "device": machine(options.device),
                 "streams": str(options.streams),
                 "model": options.run or f"{options.size} Zipformer, random",
                 "audio": "digital silence" if options.silent else "noise",
                 "search": options.method,
+                "real-time factor of all": f"{speed.factor:.3f}",
+                "packet to results, p50 and p99": f"{1000 * p50:.0f} and {1000 * p99:.0f} ms",
                 "processor time for a second of all": f"{speed.processors / speed.seconds:.2f} s",
             },
         }

@@ -186,7 +186,8 @@ def export_program(graph: Graph) -> torch.export.ExportedProgram:
     Raises:
         ExportError: torch cannot export its modules.
     """
-    with _one_line_errors(graph):
+    # With gradients, modules would be traced with their own backward passes.
+    with torch.no_grad(), _one_line_errors(graph):
         return torch.export.export(
             graph.module.eval(),
             graph.inputs,

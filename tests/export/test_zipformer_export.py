@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.export.graphs import Graph
+from pruned_rnnt.export.graphs import Graph, export_program
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_onnx
 from pruned_rnnt.export.streaming_graphs import StreamingZipformerGraph
@@ -179,3 +179,23 @@ def test_impossible_zipformers_are_errors(
     with pytest.raises(ExportError, match=message) as error:
         encoder_graph(model, options)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_program_of_the_published_rates_takes_all_lengths() -> None:
+    """Down to one frame in the slowest stack."""
+    torch.manual_seed(0)
+    model = make_model(9, downsampling=(1, 8)).eval()
+    program = export_program(encoder_graph(model, OnnxOptions())).module()
+    for frames in (17, 24, 41, 103, 200):
+        features = torch.randn(2, frames, model.encoder.config.num_mel_bins)
+        lengths = torch.tensor([frames, 17])
+        with torch.no_grad():
+            encoded, encoded_lengths = model.encode(features, lengths)
+            projected = model.joiner.encoder_proj(encoded)
+        # A user need not switch gradients off.
+        found, found_lengths = program(features, lengths)
+        assert torch.equal(found_lengths, encoded_lengths)
+        for row, length in enumerate(encoded_lengths.tolist()):
+            torch.testing.assert_close(
+                found[row, :length], projected[row, :length], rtol=1e-4, atol=1e-4
+            )
