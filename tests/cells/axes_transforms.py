@@ -15,7 +15,7 @@ from tests.cells.judge import Comparison, Upstream, compute, names_of, spread, w
 from tests.cells.subject import Arguments, Results, Subject, leaves_of, results_of
 
 _COMPILED_WORDS = ("compile", "export")
-_INDUCTOR = "compile inductor"
+_DYNAMIC, _INDUCTOR = "compile dynamic", "compile inductor"
 _TRANSFORM_WORDS = ("vmap", "torch.func", "functorch", "forward-mode", "jvp")
 
 
@@ -179,7 +179,7 @@ def captured(subject: Subject, given: Arguments, upstream: Upstream) -> Comparis
 # aot_eager traces all that the backend eager does, and the backward pass.
 COMPILED = {
     "compile aot_eager": compiled(backend="aot_eager"),
-    "compile dynamic": compiled(backend="aot_eager", dynamic=True),
+    _DYNAMIC: compiled(backend="aot_eager", dynamic=True),
     _INDUCTOR: compiled(backend="inductor"),
     "export": exported(False),
     "strict export": exported(True),
@@ -193,14 +193,14 @@ TRANSFORMS = {
 
 
 def compilers_of(subjects: list[Subject]) -> Iterator[tuple[Subject, str]]:
-    """Inductor compiles C++ for seconds: only the first variant of a function, and none of the
-    functions of other packages, whose graphs are those of ours."""
+    """Inductor and symbolic sizes take seconds: only the first variant of a function, and none of
+    the functions of other packages, whose graphs are those of ours."""
     functions = set()
     for subject in subjects:
         is_new = subject.function not in functions and not subject.name.startswith("compat.")
         functions.add(subject.function)
         for column in COMPILED:
-            if is_new or column != _INDUCTOR:
+            if is_new or column not in (_DYNAMIC, _INDUCTOR):
                 yield subject, column
 
 
