@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_token
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.export.differences import differences
+from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
@@ -68,54 +71,60 @@ def audio(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-CONTEXTS_AND_DURATIONS = pytest.mark.parametrize(
-    ("context_size", "durations"),
-    [
-        pytest.param(2, (0, 1, 2, 3, 4), id="two", marks=pytest.mark.slow),
-        pytest.param(1, (2, 0, 1, 5), id="one"),
+class Exported(NamedTuple):
+    """A model in a folder of ONNX files; durations: those of its frames."""
+
+    model: TransducerModel
+    durations: tuple[int, ...]
+    graphs: Sequence[Graph]
+    folder: Path
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param((2, (0, 1, 2, 3, 4)), id="two", marks=pytest.mark.slow),
+        pytest.param((1, (2, 0, 1, 5)), id="one"),
     ],
 )
+def exported(
+    request: pytest.FixtureRequest, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
+) -> Exported:
+    """By context size of the predictor."""
+    context_size, durations = request.param
+    model = make_model(tokenizer, context_size, durations)
+    folder = tmp_path_factory.mktemp("tdt")
+    graphs = export_onnx(ModelFile(model, tokenizer), folder, OnnxOptions(int8=True), "tests")
+    return Exported(model, durations, graphs, folder)
 
 
 @pytest.mark.slow
-@CONTEXTS_AND_DURATIONS
 def test_sherpa_onnx_finds_our_texts(
-    context_size: int,
-    durations: tuple[int, ...],
-    tokenizer: Tokenizer,
-    audio: list[Path],
-    tmp_path: Path,
+    exported: Exported, tokenizer: Tokenizer, audio: list[Path]
 ) -> None:
-    model = make_model(tokenizer, context_size, durations)
-    graphs = export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(int8=True), "tests")
-    plain, small = verify(model, tokenizer, graphs, tmp_path, audio)
+    model, durations, graphs, folder = exported
+    plain, small = verify(model, tokenizer, graphs, folder, audio)
     assert plain.exact, "\n".join(plain.lines())
     lengths = [len(pair.ours.split()) for pair in plain.texts]
     assert lengths[0] > 5, "the model emits too little for this test to mean anything"
     assert len({word for pair in plain.texts for word in pair.ours.split()}) > 3
     assert "texts equal those of our greedy search on the features" in "\n".join(plain.lines())
     assert max(small.differences.values()) > max(plain.differences.values())
-    settings = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
+    settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     assert (settings["kind"], settings["longest_duration"]) == ("tdt", max(durations))
-    readme = use_of_export(tmp_path, "onnx")
+    readme = use_of_export(folder, "onnx")
     assert f"a duration of up to {max(durations)} frames" in readme
     assert "--model-type=nemo_transducer" in readme
-    beam = run_recognise(tmp_path, audio[:1], method="modified_beam_search")
+    beam = run_recognise(folder, audio[:1], method="modified_beam_search")
     assert beam[0]["text"]
 
 
-@CONTEXTS_AND_DURATIONS
 def test_onnxruntime_finds_the_path_of_our_search(
-    context_size: int,
-    durations: tuple[int, ...],
-    tokenizer: Tokenizer,
-    audio: list[Path],
-    tmp_path: Path,
+    exported: Exported, tokenizer: Tokenizer, audio: list[Path]
 ) -> None:
     """On the converted features of sherpa-onnx; `pruned_rnnt.load` opens such a folder."""
-    model = make_model(tokenizer, context_size, durations)
-    encoder, *_ = export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "tests")
-    recogniser = pruned_rnnt.load(tmp_path)
+    model, _, (encoder, *_), folder = exported
+    recogniser = pruned_rnnt.load(folder)
     lengths = []
     for path in audio[:2]:
         samples_S = soundfile.read(path, dtype="float32")[0]
@@ -132,7 +141,7 @@ def test_onnxruntime_finds_the_path_of_our_search(
         assert recogniser.transcribe(samples_S).text == tokenizer.decode(expected.symbols)
     assert min(lengths) > 3
     assert recogniser.transcribe(audio[2]).text == ""
-    assert "pruned_rnnt.load" in use_of_export(tmp_path, "onnx")
+    assert "pruned_rnnt.load" in use_of_export(folder, "onnx")
 
 
 def test_tokens_end_with_the_blank(tokenizer: Tokenizer) -> None:
