@@ -26,7 +26,8 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.quantise.measured_files import FileErrors, file_errors
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from pruned_rnnt.transcribe.recogniser import Recogniser
-from tests.export.beam_texts import error_rate
+from scripts import export_speed
+from tests.export.beam_texts import beam_texts, error_rate
 from tests.export.tone_corpus import TONES, make_corpus, sing
 
 pytest.importorskip("onnx")
@@ -64,6 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model.encoder.kernel_size=5",
         "model.encoder.subsampling_channels=8",
         "model.encoder.dropout=0",
+        "model.encoder.feature_norm=fixed",
         "model.encoder.causal=true",
         "model.encoder.chunk_size=8",
         "model.encoder.left_chunks=3",
@@ -96,10 +98,9 @@ def utterances(tmp_path_factory: pytest.TempPathFactory) -> Utterances:
 
 
 @pytest.fixture(scope="module")
-def offline(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("offline")
-    assert main(["export", str(run), "--int8", "--fp16", "--output", str(folder)]) == 0
-    return folder
+def offline(run: Path) -> Path:
+    assert main(["export", str(run), "--int8", "--fp16"]) == 0
+    return run / "export" / "onnx"
 
 
 def graphs_of(loaded: LoadedModel) -> tuple[Graph, ...]:
@@ -122,6 +123,36 @@ def test_sherpa_onnx_gives_our_texts(run: Path, offline: Path, utterances: Utter
     assert "--precision int8" in readme
     assert "## Streaming" not in readme
     assert "loss.rnnt_type is regular" in readme
+
+
+def test_modified_beam_search_nearly_matches_torch(
+    run: Path, offline: Path, utterances: Utterances
+) -> None:
+    paths, texts = utterances
+    theirs = [line["text"] for line in run_recognise(offline, paths, method="modified_beam_search")]
+    ours = beam_texts(load_model(run_config(run)), paths)
+    assert error_rate(texts, ours) < 0.2
+    assert abs(error_rate(texts, ours) - error_rate(texts, theirs)) <= 0.005
+
+
+def test_speed_is_measured(
+    run: Path,
+    offline: Path,
+    utterances: Utterances,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    audio = [str(path) for path in utterances.paths[:3]]
+    arguments = ["--audio", *audio, "--threads", "1", "--repeats", "1"]
+    monkeypatch.setattr(sys, "argv", ["export_speed", str(run), *arguments])
+    threads = torch.get_num_threads()
+    export_speed.main()
+    torch.set_num_threads(threads)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [(row["system"], row["precision"]) for row in rows if "chunks" not in row["decoding"]]
+    assert [precision for _, precision in found] == ["fp32", "int8", "fp16", "fp32"]
+    assert [system.split()[0] for system, _ in found] == ["sherpa-onnx"] * 3 + ["torch"]
+    assert all(row["real_time_factor"] > 0 and row["files"] == 2 for row in rows)
 
 
 def test_default_windows_are_as_long_as_training_utterances(
