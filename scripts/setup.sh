@@ -12,16 +12,24 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ ! -x .venv/bin/python ]; then
   "${PYTHON:-python3}" -m venv .venv
 fi
-.venv/bin/python -m pip install --quiet "${TORCH:-torch==2.13.0}"
+# The build tools stay in .venv. pip's own environment for a build is a new folder each time, after
+# which all kernels would be compiled again.
+export PATH="$PWD/.venv/bin:$PATH"
+python -m pip install --quiet "${TORCH:-torch==2.13.0}" 'scikit-build-core>=0.11'
+missing="from scikit_build_core.build import get_requires_for_build_editable as get; print(*get())"
+for tool in $(python -c "$missing"); do
+  python -m pip install --quiet "$tool"
+done
 
 # pip shows the output of the compilation with --verbose only, among much else.
 log="$(mktemp)"
 trap 'rm -f "$log"' EXIT
 SECONDS=0
-if ! .venv/bin/python -m pip install --verbose --editable ".[${EXTRAS:-dev}]" 2>&1 | tee "$log" |
+if ! python -m pip install --verbose --no-build-isolation --editable ".[${EXTRAS:-dev}]" 2>&1 |
+  tee "$log" |
   sed -nuE 's/.*(-- pruned_rnnt: .*)/\1/p; s/.*(\[[0-9 ]+[/%][0-9]*\]) (Build|Link)ing.*[ /](.+)/\1 \3/p'; then
   tail -n 60 "$log" >&2
   exit 1
 fi
 echo "installed this project in $SECONDS s"
-.venv/bin/python -c 'import pruned_rnnt; print(pruned_rnnt.backend_report())'
+python -c 'import pruned_rnnt; print(pruned_rnnt.backend_report())'
