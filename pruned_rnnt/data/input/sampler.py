@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 from lhotse import CutSet
 from lhotse.dataset import DynamicBucketingSampler
-from lhotse.dataset.sampling.base import SamplingConstraint, TimeConstraint
+from lhotse.dataset.sampling.base import TimeConstraint
+from lhotse.dataset.sampling.dynamic import DurationBatcher
 from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
 
 from pruned_rnnt.data.input.augmentation import derived_seed
@@ -89,20 +90,6 @@ def split_by_lattice(sizes: Sequence[tuple[int, int]], bound: int) -> list[list[
             groups.append([index])
             longest, most = frames, symbols
     return groups
-
-
-def full_batches(cuts: Iterable[Any], constraint: SamplingConstraint) -> list[list[Any]]:
-    """Batches of cuts of like duration, as large as the constraint allows, but for the last."""
-    batches: list[list[Any]] = []
-    size = constraint.copy()
-    for cut in sorted(cuts, key=lambda cut: (-cut.duration, cut.id)):
-        size.add(cut)
-        if not batches or size.exceeded():
-            batches.append([])
-            size = constraint.copy()
-            size.add(cut)
-        batches[-1].append(cut)
-    return batches
 
 
 class _WatchedCuts:
@@ -218,9 +205,10 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
                     self._last.append(batch)
                 else:
                     left += batch
-        joined = full_batches(left, self._size)
+        left.sort(key=lambda cut: (-cut.duration, cut.id))
+        joined = list(DurationBatcher(left, constraint=self._size.copy()))
         self.rng.shuffle(joined)
-        self._last.extend(CutSet.from_cuts(cuts) for cuts in joined)
+        self._last.extend(joined)
         return self._last.popleft()
 
     def _is_full(self, batch: CutSet) -> bool:
@@ -229,7 +217,7 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
             size.add(cut)
         if size.close_to_exceeding():
             return True
-        # A batch also ends before a cut that is much longer than all of its own.
+        # What is left in a bucket may nearly fill a batch.
         padded = size.num_cuts * size.longest_seen
         return self.max_duration is not None and bool(padded >= _FULL * self.max_duration)
 
