@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.system.allocator import without_garbage_collection
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,25 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
             generator.graphsafe_set_state(generator.clone_state())
             raise
     torch.cuda.current_stream().wait_stream(stream)
+
+
+def captured(
+    run: Callable[[], _T], device: torch.device, pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, _T]:
+    """A graph of the kernels of `run`, which is called twice, and the outputs of its replays.
+
+    Args:
+        pool: of memory that graphs share; None: this graph has its own.
+    """
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        # The first call compiles kernels and loads libraries, which cannot be captured.
+        run()
+    with capturing(graph, pool or torch.cuda.graph_pool_handle(), stream):
+        outputs = run()
+    return graph, outputs
 
 
 def hooks_inside(encoder: nn.Module) -> list[dict[int, Any]]:

@@ -21,6 +21,7 @@ from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.search.rows import Rows, start_predictor
+from pruned_rnnt.model import captured_passes
 from pruned_rnnt.ops.search.beam_frames import BeamSteps
 from tests.decode.search_model import VOCAB, encoded, make_model
 
@@ -54,7 +55,7 @@ def replace_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(frame_graph, "capturing", lambda *_: nullcontext())
+    monkeypatch.setattr(captured_passes, "capturing", lambda *_: nullcontext())
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from pruned_rnnt.decode.search.back_pointers import (
     pending_trace,
     stack_steps,
 )
-from pruned_rnnt.decode.search.frame_graph import BLOCK_FRAMES, FrameGraph, graph_rows
+from pruned_rnnt.decode.search.frame_graph import FrameGraphs, FrameLoop
 from pruned_rnnt.decode.search.host_search import HostBeam, host_model
 from pruned_rnnt.decode.search.hypothesis import DeviceSearch, Hypothesis, Pending
 from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
@@ -119,7 +119,7 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
         self.scorers = tuple(scorers)
         self.ilm_scale = ilm_scale
         self._silent_V = silent_mask(model.vocab_size, silent_symbols)
-        self._graphs: dict[int, FrameGraph] = {}
+        self._graphs = FrameGraphs()
 
     @torch.inference_mode()
     def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[list[Hypothesis]]]:
@@ -161,15 +161,11 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
             model = host_model(self.model, self._silent_V)
             if model is not None:
                 return self._frames_on_host(start, am_NTD, lengths_N, model)
-        loop = partial(self._loop, start)
-        capturable = am_NTD.is_cuda and all(scorer.capturable for scorer in self.scorers)
-        if capturable and am_NTD.size(1) > BLOCK_FRAMES:
-            rows = graph_rows(am_NTD.size(0))
-            if rows not in self._graphs:
-                self._graphs[rows] = FrameGraph(loop, rows, am_NTD, start.pack())
-            steps, packed = self._graphs[rows](am_NTD, lengths_N, start.pack())
-        else:
-            steps, packed = loop(am_NTD, lengths_N, start.pack())
+        loop: FrameLoop = partial(self._loop, start)
+        packed = start.pack()
+        if am_NTD.is_cuda and all(scorer.capturable for scorer in self.scorers):
+            loop = self._graphs.loop(loop, am_NTD, packed)
+        steps, packed = loop(am_NTD, lengths_N, packed)
         return start.unpack(packed), BeamSteps(*steps)
 
     def _loop(

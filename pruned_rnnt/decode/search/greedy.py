@@ -17,12 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.frame_graph import (
-    BLOCK_FRAMES,
-    FrameGraph,
-    FrameLoop,
-    graph_rows,
-)
+from pruned_rnnt.decode.search.frame_graph import FrameGraphs, FrameLoop
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.greedy_spans import greedy_spans
 from pruned_rnnt.decode.search.host_search import host_model
@@ -75,7 +70,7 @@ class GreedySearch(SearchByFrames):
         silent = [model.predictor.blank, *silent_symbols]
         self._silent = frozenset(silent)
         self._silent_V = silent_mask(model.vocab_size, silent)
-        self._graphs: dict[int, FrameGraph] = {}
+        self._graphs = FrameGraphs()
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: that of the predictor."""
@@ -93,19 +88,12 @@ class GreedySearch(SearchByFrames):
         if self._silent_V.device != am_NTD.device:
             self._silent_V = self._silent_V.to(am_NTD.device)
             self._graphs.clear()
-        if am_NTD.is_cuda and am_NTD.size(1) > BLOCK_FRAMES:
-            loop: FrameLoop = self._graph(am_NTD, predictor)
-        else:
-            loop = self._loop if am_NTD.is_cuda else self._on_host
+        loop: FrameLoop = self._on_host
+        if am_NTD.is_cuda:
+            loop = self._graphs.loop(self._loop, am_NTD, predictor)
         (symbols_NTM, scores_NTM), state = loop(am_NTD, lengths_N, predictor)
         frames = am_NTD.size(1)
         return GreedyFrames(symbols_NTM[:, :frames], scores_NTM[:, :frames], state)
-
-    def _graph(self, am_NTD: Tensor, predictor: Rows) -> FrameGraph:
-        rows = graph_rows(am_NTD.size(0))
-        if rows not in self._graphs:
-            self._graphs[rows] = FrameGraph(self._loop, rows, am_NTD, predictor)
-        return self._graphs[rows]
 
     def _on_host(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
         model = host_model(self.model, self._silent_V) if am_NTD.dtype == torch.float32 else None

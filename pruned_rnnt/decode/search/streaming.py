@@ -13,6 +13,7 @@ from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.stream_search import ChunkSearch, StreamPath, StreamSearch
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.stream_graphs import StreamGraphs
 
 
 class StreamDecoder:
@@ -48,6 +49,7 @@ class StreamDecoder:
         self.search = search
         self.encoder = stream_encoder(model.encoder, chunk_size, left_frames)
         self._precision = precision
+        self._graphs = StreamGraphs()
         self._encoder_tensors = len(self.encoder.pack(self.encoder.start(0)))
 
     @property
@@ -89,8 +91,12 @@ class StreamDecoder:
         with torch.autocast(
             self.device.type, self._precision, enabled=self._precision != torch.float32
         ):
-            encoded_NCE, after = self.encoder(features_NTF, self.encoder.unpack(state), lengths)
-        return encoded_NCE.float(), self.encoder.pack(after)
+            if self.model.inference_graphs is not None:
+                encoded_NCE, after = self._graphs(self.encoder, features_NTF, state, lengths)
+            else:
+                encoded_NCE, new = self.encoder(features_NTF, self.encoder.unpack(state), lengths)
+                after = self.encoder.pack(new)
+        return encoded_NCE.float(), after
 
     def search_chunk(self, encoded_NCE: Tensor, lengths: Tensor | None, state: Rows) -> ChunkSearch:
         """The search's part of `chunk`, and its state."""
