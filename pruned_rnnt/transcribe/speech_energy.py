@@ -235,8 +235,12 @@ def _mean_nearby(values_NT: Tensor, frames: int) -> Tensor:
 
 def _quantile(values_NPX: Tensor, used_NP: Tensor, fraction: float) -> Tensor:
     """(N, 1, X): the quantile of the used values along P, without interpolation; or infinity."""
-    sorted_NPX = values_NPX.masked_fill(~used_NP[:, :, None], torch.inf).sort(dim=1).values
+    usable_NPX = values_NPX.masked_fill(~used_NP[:, :, None], torch.inf)
     places_N = (fraction * (used_NP.sum(dim=1) - 1).clamp(min=0)).round().long()
+    if usable_NPX.device.type == "cpu":  # in half the time of a sort
+        pairs = zip(usable_NPX, places_N.tolist(), strict=True)
+        return torch.stack([x_PX.kthvalue(k + 1, dim=0, keepdim=True).values for x_PX, k in pairs])
+    sorted_NPX = usable_NPX.sort(dim=1).values
     return sorted_NPX.gather(1, places_N[:, None, None].expand(-1, 1, values_NPX.size(2)))
 
 

@@ -19,7 +19,7 @@ from pruned_rnnt.decode.timing.calibration import Calibration
 from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words, word_spans
 from pruned_rnnt.transcribe.endpoints import EndpointConfig, Reason
 from pruned_rnnt.transcribe.lost_speech import Mark
-from pruned_rnnt.transcribe.stream_marks import StreamMarks
+from pruned_rnnt.transcribe.stream_marks import NeedsSpeech, StreamMarks
 
 # After this many times `longest`, a text is final as a whole, even without a settled word.
 _MOST_LENGTHS = 2
@@ -185,7 +185,7 @@ class Stream:
         frames: int,
         features_TF: Tensor,
         head: Sequence[int],
-    ) -> bool:
+    ) -> NeedsSpeech[bool]:
         """Add the paths after the next frames, fewer than a chunk at the end of the stream.
 
         Args:
@@ -202,9 +202,9 @@ class Stream:
         if self._marks is not None:
             own_TF = features_TF if is_end else features_TF[: encoder.shift]
             if self._marks.accept(own_TF, head):
-                self._marks.check(self._path.best)
+                yield from self._marks.check(self._path.best)
         if is_end:
-            self._end_text(self._path.best, "end")
+            yield from self._end_text(self._path.best, "end")
             self._path.restart()
             self.is_done = True
             self.slot.release()
@@ -222,10 +222,10 @@ class Stream:
         if reason == "length" and seconds < _MOST_LENGTHS * self._endpoints.longest:
             count = self._settled_words()
             if count:
-                self._end_text(self._path.drop(count), reason)
+                yield from self._end_text(self._path.drop(count), reason)
                 self._first_frame = self._path.best[0].frame
             return False
-        self._end_text(self._path.best, reason)
+        yield from self._end_text(self._path.best, reason)
         self._path.restart()
         return True
 
@@ -235,7 +235,7 @@ class Stream:
         spans = word_spans([names[arc.symbol] for arc in self._path.best])
         return max((stop for _, stop in spans[:-1] if stop <= self._path.settled), default=0)
 
-    def _end_text(self, arcs: Sequence[Arc], reason: Reason) -> None:
+    def _end_text(self, arcs: Sequence[Arc], reason: Reason) -> NeedsSpeech[None]:
         tokenizer, begin = self._model.tokenizer, self.audio.begin
         tokens = timed_tokens(
             tokenizer.symbols,
@@ -253,7 +253,7 @@ class Stream:
         marks: list[Mark] = []
         if self._marks is not None:
             self._marks.add(arcs)
-            marks = self._marks.take(self._path.best, is_end=reason == "end")
+            marks = yield from self._marks.take(self._path.best, is_end=reason == "end")
         self._finals.append(
             FinalText(
                 text=tokenizer.decode(symbols),

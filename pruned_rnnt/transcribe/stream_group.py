@@ -15,6 +15,7 @@ from pruned_rnnt.system.host_copy import HostCopy, to_device
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.idle_streams import IdleStreams
 from pruned_rnnt.transcribe.stream import Slot, Stream, StreamModel
+from pruned_rnnt.transcribe.stream_marks import run_together
 from pruned_rnnt.transcribe.stream_states import StateSlots
 
 
@@ -84,11 +85,14 @@ class StreamGroup:
         results = zip(
             ready, paths, frames, copied_NTF, copied_NC.tolist(), lengths_N.tolist(), strict=True
         )
-        restarted = [
-            stream.slot.number
-            for stream, own_paths, count, own_TF, own_C, length in results
-            if stream.extend(own_paths, count, own_TF[:length], own_C[:count])
-        ]
+        is_restarted = run_together(
+            [
+                stream.extend(own_paths, count, own_TF[:length], own_C[:count])
+                for stream, own_paths, count, own_TF, own_C, length in results
+            ],
+            decoder.device,
+        )
+        restarted = [n for n, again in zip(slots, is_restarted, strict=True) if again]
         if restarted:
             self._slots.restart(restarted)
         return ready

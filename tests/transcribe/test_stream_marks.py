@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -20,12 +20,13 @@ from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import LostSpeech, SegmentConfig
 from pruned_rnnt.transcribe.stream import FinalText
-from pruned_rnnt.transcribe.stream_marks import StreamMarks
+from pruned_rnnt.transcribe.stream_marks import NeedsSpeech, StreamMarks, run_together
 from pruned_rnnt.transcribe.transcribe_command import print_live
 from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model
 from tests.transcribe.random_model import babble
 from tests.transcribe.test_lost_speech import audio
 
+_T = TypeVar("_T")
 NEVER = EndpointConfig(pause=0, silence=0, longest=0)
 KINDS: list[tuple[dict[str, Any], DecodeConfig]] = [
     ({}, DecodeConfig()),
@@ -73,6 +74,11 @@ def decoded(
     while recogniser.step([stream]):
         finals += stream.take_finals()
     return finals
+
+
+def alone(computation: NeedsSpeech[_T]) -> _T:
+    (result,) = run_together([computation], torch.device("cpu"))
+    return result
 
 
 def pause(seconds: float) -> np.ndarray:
@@ -187,11 +193,11 @@ def test_memory_is_constant_without_endpoints() -> None:
         if n < 59:  # The symbols of the last part are missing.
             marks.add(Arc(3, frame, -0.1, None) for frame in range(150 * n, 150 * n + 125))
         if marks.accept(features):
-            marks.check(())
+            alone(marks.check(()))
         sizes.append(sum(len(part) for part in marks._features_TF))
     assert max(sizes) < 5000
     assert len(marks._symbols) < 5000 // 4
-    (mark,) = marks.take((), is_end=True)
+    (mark,) = alone(marks.take((), is_end=True))
     assert mark[1:] == pytest.approx((354.0, 359.0), abs=0.2)
 
 
@@ -213,8 +219,8 @@ def test_symbols_of_a_chunk_belong_to_where_the_head_hears_them(chunk: int, take
             checked.accept(features[4 * begin : 4 * begin + 4 * chunk], head[own])
             checked.add(arc for arc in arcs if arc.frame == begin)
             if takes:
-                found += checked.take((), is_end=False)
-        return [*found, *checked.take((), is_end=True)]
+                found += alone(checked.take((), is_end=False))
+        return [*found, *alone(checked.take((), is_end=True))]
 
     assert marks(arcs, head) == []
     if chunk == 50:
@@ -260,3 +266,20 @@ def test_live_marks_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     assert shown.out == ""
     assert re.fullmatch(r"0\.\d\d to 8\.\d\d s: speech without text\n", shown.err)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_many_streams_are_checked_together(device: str) -> None:
+    def streams() -> list[NeedsSpeech[list[Mark]]]:
+        checks = []
+        for n in range(70):
+            marks = StreamMarks()
+            marks.accept(audio(("noise", 0.5 + 0.01 * n), ("speech", 1 + n % 7), ("noise", 1.0)))
+            if n % 3:
+                marks.add(Arc(3, frame, -0.1, None) for frame in range(15, 50 + 25 * (n % 7), 10))
+            checks.append(marks.take((), is_end=n % 5 > 0))
+        return checks
+
+    found = run_together(streams(), torch.device(device))
+    assert found == [alone(each) for each in streams()]
+    assert 10 < sum(bool(marks) for marks in found) < 60

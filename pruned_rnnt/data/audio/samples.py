@@ -17,8 +17,13 @@ from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 
 # Silence and the largest amplitude of each type of integers.
-_INTEGERS = {"int8": (0, 2**7), "uint8": (2**7, 2**7), "int16": (0, 2**15), "int32": (0, 2**31)}
-_FLOATS = ("float16", "float32", "float64")
+_INTEGERS: dict[npt.DTypeLike, tuple[int, int]] = {
+    np.dtype("int8"): (0, 2**7),
+    np.dtype("uint8"): (2**7, 2**7),
+    np.dtype("int16"): (0, 2**15),
+    np.dtype("int32"): (0, 2**31),
+}
+_FLOATS = frozenset(np.dtype(name) for name in ("float16", "float32", "float64"))
 # Filters and codecs exceed 1 by little; no audio is 24 dB above full scale.
 LARGEST = 16.0
 
@@ -64,10 +69,13 @@ def scaled(given: npt.NDArray[Any]) -> FloatArray:
     Raises:
         ValueError: another type.
     """
-    kind = given.dtype.name
+    if given.dtype == np.float32:  # at once: live streams are called for each packet
+        return given.astype(np.float32)
+    kind = given.dtype.newbyteorder("=")
     if kind not in _FLOATS and kind not in _INTEGERS:
+        names = ", ".join(str(integers) for integers in _INTEGERS)
         raise ValueError(
-            f"audio has samples of {kind}, needs floats in [-1, 1], or {', '.join(_INTEGERS)}"
+            f"audio has samples of {given.dtype.name}, needs floats in [-1, 1], or {names}"
         )
     with np.errstate(over="ignore"):  # becomes infinite
         samples = given.astype(np.float32)
