@@ -13,10 +13,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from lhotse import AudioSource
+from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building, write_report
+from pruned_rnnt.data.input.prepared_folder import (
+    PathPrefix,
+    PreparedFolder,
+    building,
+    read_cuts,
+    write_report,
+)
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from tests.data.spoken_corpus import make_corpus
 
@@ -44,6 +52,29 @@ def test_folder_can_be_moved(tmp_path: Path) -> None:
         assert cut.load_features().shape == (100, 80)
         assert cut.load_audio().shape == (1, 16000)
         assert cut.supervisions[0].alignment["word"][1].symbol == "on"
+
+
+def test_paths_become_those_that_lhotse_gives(tmp_path: Path) -> None:
+    make_corpus(tmp_path / "data", train=2)
+    cut = next(iter(read_cuts(tmp_path / "data" / "train_cuts.jsonl.gz")))
+    root = str(tmp_path / "data")
+    relative = fastcopy(
+        cut,
+        features=fastcopy(cut.features, storage_path="features/a.lca"),
+        recording=fastcopy(
+            cut.recording,
+            sources=[
+                fastcopy(cut.recording.sources[0], source="audio/a.wav"),
+                fastcopy(cut.recording.sources[0], source="/elsewhere/a.wav"),
+                AudioSource(type="url", channels=[0], source="https://example.org/a.wav"),
+            ],
+        ),
+    )
+    for one in (relative, relative.drop_features(), relative.drop_recording(), cut):
+        expected = one.with_features_path_prefix(root).with_recording_path_prefix(root)
+        assert PathPrefix(root)(one) == expected
+    mixed = relative.pad(duration=9.0)
+    assert PathPrefix(root)(mixed).tracks[0].cut == PathPrefix(root)(relative)
 
 
 def test_missing_split_names_those_that_exist(tmp_path: Path) -> None:

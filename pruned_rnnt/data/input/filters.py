@@ -106,15 +106,22 @@ class CutFilter:
             return f"shorter than {config.min_duration} s"
         if cut.duration > config.max_duration:
             return f"longer than {config.max_duration} s"
-        if not cut_text(cut):
+        text = cut_text(cut)
+        if not text:
             return "empty text"
-        symbols = len(cut_symbols(cut, self.tokenizer))
-        if symbols > config.max_symbols:
-            return f"more than {config.max_symbols} symbols"
         frames = cut.num_frames if cut.has_features else round(cut.duration * 100)
-        frames = int(frames / (1 + self.tempo))
-        if encoder_frames(frames, config.subsampling_factor) <= symbols:
-            return "too short for its symbols"
+        frames = encoder_frames(int(frames / (1 + self.tempo)), config.subsampling_factor)
+        # To count the symbols takes as long as to parse the cut. They are no more than the
+        # characters, the space before the first one, and a tag; but characters beyond ASCII, and
+        # rules of a tokenizer of its own, may have a longer normal form.
+        most = len(text) + 2
+        expands = self.tokenizer.has_own_rules or not text.isascii()
+        if expands or most > config.max_symbols or most >= frames:
+            symbols = len(cut_symbols(cut, self.tokenizer))
+            if symbols > config.max_symbols:
+                return f"more than {config.max_symbols} symbols"
+            if frames <= symbols:
+                return "too short for its symbols"
         if self.too_large is not None and self.too_large(cut):
             return "lattice larger than max_lattice"
         return None

@@ -13,7 +13,7 @@ import json
 import math
 import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,7 +55,11 @@ def check_values(item: Any) -> None:
     Raises:
         ValueError: naming the key, its value and the values allowed.
     """
-    for part in _parts(item):
+    _check_parts(_parts(item))
+
+
+def _check_parts(parts: Sequence[dict[str, Any]]) -> None:
+    for part in parts:
         # The id of a recording may be a path.
         if "id" in part and "sources" not in part and (fault := id_fault(part["id"])):
             raise ValueError(f"the id {_shown(part['id'])} {fault}")
@@ -71,7 +75,11 @@ def check_values(item: Any) -> None:
 
 def commands_of(item: Any) -> list[str]:
     """The commands that lhotse would pass to a shell for the audio or features of a line."""
-    return [command for part in _parts(item) if (command := _command(part))]
+    return _commands(_parts(item))
+
+
+def _commands(parts: Sequence[dict[str, Any]]) -> list[str]:
+    return [command for part in parts if (command := _command(part))]
 
 
 def _command(part: dict[str, Any]) -> str:
@@ -87,16 +95,17 @@ def _command(part: dict[str, Any]) -> str:
     return ""
 
 
-def _parts(item: Any) -> Iterator[dict[str, Any]]:
+def _parts(item: Any) -> list[dict[str, Any]]:
     """All JSON objects in an item, except in `custom` and `alignment`, which are not used here."""
+    values: Iterable[Any] = item if isinstance(item, list) else ()
+    found = []
     if isinstance(item, dict):
-        yield item
-        for key, value in item.items():
-            if key not in ("custom", "alignment"):
-                yield from _parts(value)
-    elif isinstance(item, list):
-        for value in item:
-            yield from _parts(value)
+        found.append(item)
+        values = [value for key, value in item.items() if key not in ("custom", "alignment")]
+    for value in values:
+        if isinstance(value, dict | list):
+            found += _parts(value)
+    return found
 
 
 def _is_number(value: Any) -> bool:
@@ -132,8 +141,9 @@ def item_of(line: ManifestLine, allow_commands: bool = False) -> Any:
     path, number, text = line
     try:
         values = json.loads(text)
-        check_values(values)
-        commands = [] if allow_commands else commands_of(values)
+        parts = _parts(values)
+        _check_parts(parts)
+        commands = [] if allow_commands else _commands(parts)
         if not commands:
             return deserialize_item(values)
     except Exception as error:  # lhotse raises errors of many types

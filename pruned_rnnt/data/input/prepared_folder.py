@@ -14,6 +14,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lhotse import CutSet
+from lhotse import CutSet, MonoCut
+from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -126,17 +128,37 @@ class _Chain:
 
 
 class PathPrefix:
-    """Makes the relative paths of a cut absolute; a class, because workers need to pickle it."""
+    """Makes the relative paths of a cut absolute; a class, because workers need to pickle it.
+
+    As lhotse's methods with `_path_prefix`, which take a fifth of the time of reading a manifest;
+    they remain for cuts that are mixed.
+    """
 
     def __init__(self, root: str) -> None:
         self.root = root
 
     def __call__(self, cut: Any) -> Any:
+        if isinstance(cut, MonoCut):
+            changes: dict[str, Any] = {}
+            if cut.features is not None and not _is_absolute(cut.features.storage_path):
+                path = f"{self.root}{os.sep}{cut.features.storage_path}"
+                changes["features"] = fastcopy(cut.features, storage_path=path)
+            if cut.recording is not None and any(map(_is_relative, cut.recording.sources)):
+                changes["recording"] = cut.recording.with_path_prefix(self.root)
+            return fastcopy(cut, **changes) if changes else cut
         if cut.has_features:
             cut = cut.with_features_path_prefix(self.root)
         if cut.has_recording:
             cut = cut.with_recording_path_prefix(self.root)
         return cut
+
+
+def _is_absolute(path: str) -> bool:
+    return os.path.isabs(path)  # noqa: PTH117, a Path takes ten times as long
+
+
+def _is_relative(source: Any) -> bool:
+    return source.type == "file" and not _is_absolute(source.source)
 
 
 def read_cuts(path: Path, allow_commands: bool = False) -> CutSet:
