@@ -95,10 +95,11 @@ def test_seconds_are_those_of_all_parts() -> None:
         seconds_per_step=0.5,
         steps=10,
         start_seconds=7.0,
+        epoch_seconds=0.1,
         validation_seconds=3.0,
         checkpoint_seconds=1.0,
         peak=0,
     )
     counts = Counts(steps=100, steps_per_epoch=10.0, validations=4, checkpoints=9)
     estimate = Estimate(measured=measured, memory={}, counts=counts, scan=None, failed=())  # type: ignore[arg-type]
-    assert estimate.seconds == 7 + 50 + 12 + 9
+    assert estimate.seconds == pytest.approx(7 + 50 + 9 * 0.1 + 12 + 9)

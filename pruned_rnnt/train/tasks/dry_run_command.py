@@ -151,7 +151,7 @@ def _estimate(options: argparse.Namespace, config: ExperimentConfig, console: Co
     console.print(
         f"{counts.steps} steps of {measured.seconds_per_step:.3g} s "
         f"(mean of {measured.steps}), {counts.steps / counts.steps_per_epoch:.3g} epochs of "
-        f"{counts.steps_per_epoch:.0f} steps",
+        f"{counts.steps_per_epoch:.0f} steps, each begun in {measured.epoch_seconds:.3g} s",
         f"{counts.validations} validations of {measured.validation_seconds:.3g} s, "
         f"{counts.checkpoints} times saved in {measured.checkpoint_seconds:.3g} s, "
         f"start {measured.start_seconds:.3g} s",

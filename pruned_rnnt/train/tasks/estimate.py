@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Measured:
     seconds_per_step: with the time for loading, scaled to the mean batch of an epoch.
     steps: number of measured steps.
     start_seconds: from the beginning to the first measured step, beyond the time of these steps.
+    epoch_seconds: from the beginning of an epoch to its first batches; steps wait for it.
     validation_seconds, checkpoint_seconds: of one validation, of writing one checkpoint.
     peak: largest memory in bytes, of tensors on a GPU, on a CPU that of the process.
     """
@@ -46,6 +48,7 @@ class Measured:
     seconds_per_step: float
     steps: int
     start_seconds: float
+    epoch_seconds: float
     validation_seconds: float
     checkpoint_seconds: float
     peak: int
@@ -59,6 +62,11 @@ class Counts:
     steps_per_epoch: float
     validations: int
     checkpoints: int
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that the training begins."""
+        return math.ceil(self.steps / self.steps_per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +91,8 @@ class Estimate:
         return (
             measured.start_seconds
             + counts.steps * measured.seconds_per_step
+            # The start has the first one.
+            + (counts.epochs - 1) * measured.epoch_seconds
             + counts.validations * measured.validation_seconds
             + counts.checkpoints * measured.checkpoint_seconds
         )
@@ -166,6 +176,8 @@ class _Measurement:
         self.counts = counts
         self.mean_frames = scan.frames / scan.batches
         self.config = trials.config.train
+        # From the beginning of each epoch to its first batches.
+        self.epoch_waits: list[float] = []
         # Random parameters must not diverge; a rate of 0 takes the same time.
         for group in trials.stepper.optimiser.param_groups:
             group["lr"] = 0.0
@@ -175,11 +187,11 @@ class _Measurement:
         reset_peak(trials.device)
         begun = time.perf_counter()
         warm_up = min(_WARM_UP[trials.device.type], self.counts.steps)
-        frames, steps, captured, started = 0, 0, 0.0, begun
+        frames, steps, others, started = 0, 0, 0.0, begun
         for index, batches in enumerate(self._groups()):
             if index == warm_up:
                 self._wait()
-                started, captured = time.perf_counter(), self._capture_seconds()
+                started, others = time.perf_counter(), self._other_seconds()
             self._step(batches, index)
             if index >= warm_up:
                 steps += 1
@@ -188,7 +200,7 @@ class _Measurement:
                 if steps >= _FEWEST_STEPS and measured_enough:
                     break
         self._wait()
-        spent = time.perf_counter() - started - (self._capture_seconds() - captured)
+        spent = time.perf_counter() - started - (self._other_seconds() - others)
         # A batch of twice as many frames takes about twice as long.
         views = trials.config.loss.views
         of_a_step = self.mean_frames * self.config.accumulate / (views * frames / steps)
@@ -199,6 +211,7 @@ class _Measurement:
             seconds_per_step=per_step,
             steps=steps,
             start_seconds=max(0.0, start_seconds),
+            epoch_seconds=mean(self.epoch_waits),
             validation_seconds=validation,
             checkpoint_seconds=checkpoint,
             peak=peak(trials.device),
@@ -211,7 +224,10 @@ class _Measurement:
             loader = self.trials.task.train_loader()
             loader.set_epoch(epoch)
             groups = BatchGroups(loader, self.config.accumulate, Ranks())
-            for batches, _ in groups.groups(iter(loader)):
+            begun = time.perf_counter()
+            for place, (batches, _) in enumerate(groups.groups(iter(loader))):
+                if place == 0:
+                    self.epoch_waits.append(time.perf_counter() - begun)
                 yield batches
             epoch += 1
 
@@ -228,9 +244,10 @@ class _Measurement:
         if self.trials.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def _capture_seconds(self) -> float:
+    def _other_seconds(self) -> float:
+        """Spent so far on what is rare in a training: captures, and the beginning of epochs."""
         graphs = self.trials.task.model.encoder_graphs
-        return 0.0 if graphs is None else graphs.capture_seconds
+        return sum(self.epoch_waits) + (0.0 if graphs is None else graphs.capture_seconds)
 
     def _validate(self) -> float:
         trials = self.trials
