@@ -31,3 +31,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny_corpus import make_corpus
 
     return make_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def without_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`export --format torch` writes a stand-in for each program, which takes seconds to trace.
+
+    For tests of what else an export writes and does.
+    """
+    from pruned_rnnt.export import torch_folder
+
+    stand_in = torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
+    monkeypatch.setattr(torch_folder, "export_program", lambda graph: stand_in)

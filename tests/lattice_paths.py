@@ -1,8 +1,9 @@
 """The oracle of the tests: every path through a small lattice, one by one, in plain Python."""
 
+import functools
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,37 @@ def paths(frames: int, symbols: int, rnnt_type: str) -> Iterator[list[Arc]]:
     yield from extend(0, 0)
 
 
+class PathTable(NamedTuple):
+    """Paths with their arcs side by side: P paths, A arcs of the longest one.
+
+    frame_PA, column_PA: int64, where an arc begins. is_symbol_PA: bool. is_arc_PA: bool, False
+    behind the last arc of a path. duration_PA: int64, an index, 0 for paths without durations.
+    """
+
+    frame_PA: Tensor
+    column_PA: Tensor
+    is_symbol_PA: Tensor
+    is_arc_PA: Tensor
+    duration_PA: Tensor
+
+    def to(self, device: torch.device) -> "PathTable":
+        return PathTable(*(x.to(device) for x in self))
+
+
+def path_table(found: Iterable[Sequence[Any]]) -> PathTable:
+    """The table of paths whose arcs have frame, column, is_symbol, and maybe a duration."""
+    rows = [[(a[0], a[1], a[2], 1, a[3] if len(a) > 3 else 0) for a in path] for path in found]
+    longest = max(map(len, rows), default=0)
+    padded = [[*row, *[(0, 0, 0, 0, 0)] * (longest - len(row))] for row in rows]
+    values = torch.tensor(padded, dtype=torch.int64).view(len(rows), longest, 5).unbind(2)
+    return PathTable(values[0], values[1], values[2].bool(), values[3].bool(), values[4])
+
+
+@functools.cache
+def _table(frames: int, symbols: int, rnnt_type: str) -> PathTable:
+    return path_table(paths(frames, symbols, rnnt_type))
+
+
 def weight(path: list[Arc], emit: Tensor, blank: Tensor, rnnt_type: str) -> float:
     """Log-probability of a path. emit, blank: (T, U + 1) of one utterance."""
     total = 0.0
@@ -56,15 +88,13 @@ def log_total(
     emit: Tensor, blank: Tensor, frames: int, symbols: int, rnnt_type: str = "regular"
 ) -> Tensor:
     """Log of the sum over all paths, differentiable. emit, blank: (T, U + 1) of one utterance."""
-    scores = []
-    for path in paths(frames, symbols, rnnt_type):
-        score = torch.zeros((), dtype=emit.dtype)
-        for t, u, is_symbol in path:
-            score = score + (emit[t, u] if is_symbol else blank[t, u])
-            if is_symbol and rnnt_type == "constrained":
-                score = score + blank[t, u + 1]
-        scores.append(score)
-    return torch.stack(scores).logsumexp(0)
+    table = _table(frames, symbols, rnnt_type).to(emit.device)
+    t, u = table.frame_PA, table.column_PA
+    score_PA = torch.where(table.is_symbol_PA, emit[t, u], blank[t, u])
+    if rnnt_type == "constrained":
+        after_PA = blank[t, (u + 1).clamp(max=symbols)]
+        score_PA = score_PA + after_PA.where(table.is_symbol_PA, 0.0)
+    return score_PA.where(table.is_arc_PA, 0.0).sum(1).logsumexp(0)
 
 
 def joiner_log_probs(

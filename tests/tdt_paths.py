@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from tests.lattice_paths import joiner_log_probs
+from tests.lattice_paths import PathTable, joiner_log_probs, path_table
 
 
 class TdtArc(NamedTuple):
@@ -55,9 +55,17 @@ def tdt_scores(
     return TdtScores(emit - sigma, stay - sigma, duration_logits.log_softmax(-1))
 
 
-def inside_band(path: list[TdtArc], start: Tensor, s_range: int) -> bool:
-    """Whether all nodes of a path are inside the band with start (T)."""
-    return all(0 <= arc.column - int(start[arc.frame]) < s_range for arc in path)
+@functools.cache
+def tdt_table(frames: int, symbols: int, durations: tuple[int, ...]) -> PathTable:
+    return path_table(tdt_paths(frames, symbols, durations))
+
+
+def path_scores(scores: TdtScores, table: PathTable) -> Tensor:
+    """(P,): the log-probability of each path."""
+    t, u = table.frame_PA, table.column_PA
+    arcs_PA = scores.blank[t, u].where(~table.is_symbol_PA, scores.emit[t, u])
+    arcs_PA = arcs_PA + scores.durations[t, u, table.duration_PA]
+    return arcs_PA.where(table.is_arc_PA, 0.0).sum(1)
 
 
 def tdt_total(
@@ -68,14 +76,11 @@ def tdt_total(
     start: Tensor | None = None,
     s_range: int = 0,
 ) -> Tensor:
-    """log P, the sum over all paths (those inside the band)."""
-    weights = []
-    for path in tdt_paths(frames, symbols, durations):
-        if start is not None and not inside_band(path, start, s_range):
-            continue
-        weight = scores.emit.new_zeros(())
-        for t, u, is_symbol, n in path:
-            weight = weight + (scores.emit if is_symbol else scores.blank)[t, u]
-            weight = weight + scores.durations[t, u, n]
-        weights.append(weight)
-    return torch.stack(weights).logsumexp(0)
+    """log P, the sum over all paths (those inside the band with start (T))."""
+    table = tdt_table(frames, symbols, tuple(durations)).to(scores.emit.device)
+    score_P = path_scores(scores, table)
+    if start is not None:
+        place_PA = table.column_PA - start.to(scores.emit.device).long()[table.frame_PA]
+        is_inside_PA = (place_PA >= 0) & (place_PA < s_range)
+        score_P = score_P[(is_inside_PA | ~table.is_arc_PA).all(1)]
+    return score_P.logsumexp(0)

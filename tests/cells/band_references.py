@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.cells.references import Arguments, Texts, reduced, symbol_rows, texts
 from tests.lattice_paths import log_total
-from tests.tdt_paths import TdtScores, tdt_paths, tdt_total
+from tests.tdt_paths import TdtScores, path_scores, tdt_table, tdt_total
 
 _TIE = 1e-5
 _LEAST_VISITS = 0.02  # of a frame of a TDT lattice, to choose its own window
@@ -85,16 +85,21 @@ def tdt_occupancies(
     """emit, blank, stay (T_n, U_n+1) and durations (T_n, U_n+1, K), by summing over paths."""
     emit, blank, waits = (x.detach() for x in scores)
     found = [torch.zeros_like(x) for x in (emit, blank, emit, waits)]
-    log_p = tdt_total(TdtScores(emit, blank, waits), frames, symbols, durations)
-    for path in tdt_paths(frames, symbols, durations):
-        arcs = [(emit if a.is_symbol else blank)[a.frame, a.column] for a in path]
-        arcs += [waits[a.frame, a.column, a.duration] for a in path]
-        probability = (torch.stack(arcs).sum() - log_p).exp()
-        for t, u, is_symbol, n in path:
-            found[0 if is_symbol else 1][t, u] += probability
-            found[3][t, u, n] += probability
-            if is_symbol and durations[n] == 0:
-                found[2][t, u] += probability
+    table = tdt_table(frames, symbols, tuple(durations))
+    score_P = path_scores(TdtScores(emit, blank, waits), table)
+    probability_PA = (score_P - score_P.logsumexp(0)).exp()[:, None].expand(table.is_arc_PA.shape)
+    stays_PA = table.is_symbol_PA & (torch.tensor(durations)[table.duration_PA] == 0)
+    for target, is_own_PA in (
+        (found[0], table.is_symbol_PA),
+        (found[1], ~table.is_symbol_PA),
+        (found[2], stays_PA),
+    ):
+        own_PA = is_own_PA & table.is_arc_PA
+        place = table.frame_PA[own_PA], table.column_PA[own_PA]
+        target.index_put_(place, probability_PA[own_PA], accumulate=True)
+    own_PA = table.is_arc_PA
+    place = table.frame_PA[own_PA], table.column_PA[own_PA], table.duration_PA[own_PA]
+    found[3].index_put_(place, probability_PA[own_PA], accumulate=True)
     return found
 
 

@@ -203,6 +203,7 @@ def test_yaml_trains_as_the_command(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_programs")
 def test_adapters_are_merged_in_what_is_exported(root: Path, tmp_path: Path) -> None:
     run = tmp_path / "tuned"
     assert main(command(root, run, "finetune.lora.rank=2", "optimiser.learning_rate=0.05")) == 0

@@ -19,6 +19,8 @@ from tests.data.recorded_speech import write_audio
 from tests.interop.test_import_icefall import SYMBOLS, checkpoint, make_model, write_tokens
 from tests.tiny_corpus import make_corpus, tiny_overrides
 
+pytestmark = pytest.mark.usefixtures("without_programs")
+
 TEXTS = ("red green", "blue", "green blue red", "red")
 
 

@@ -133,24 +133,6 @@ def test_streaming_encoder_can_be_exported() -> None:
     torch.testing.assert_close(encoded_state.layers[3].values1, expected_state.layers[3].values1)
 
 
-@pytest.mark.slow
-@torch.inference_mode()
-def test_offline_encoder_can_be_exported() -> None:
-    """With dynamic numbers of utterances and frames (from 17)."""
-    encoder = sine_encoder(TINY)
-    axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
-    batch, lengths, _ = ragged_batch([97, 90])
-    exported = torch.export.export(
-        encoder, (batch, lengths), dynamic_shapes=(axes, {0: torch.export.Dim.AUTO})
-    ).module()
-    for shape in ([17], [104, 61, 103], [206, 9]):
-        batch, lengths, _ = ragged_batch(shape)
-        encoded, frames = exported(batch, lengths)
-        expected, expected_frames = encoder(batch, lengths)
-        torch.testing.assert_close(encoded, expected)
-        assert torch.equal(frames, expected_frames)
-
-
 def test_invalid_calls_raise() -> None:
     with pytest.raises(ValueError, match="not causal"):
         Zipformer(TINY).streaming_init_states(1)

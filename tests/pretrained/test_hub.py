@@ -160,6 +160,7 @@ class Server:
 
 @pytest.mark.slow
 @needs_hub
+@pytest.mark.usefixtures("without_programs")
 def test_export_is_pushed_in_one_commit(
     hub: ModuleType,
     tmp_path: Path,

@@ -20,7 +20,6 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.model_file import ModelFile, load_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
-from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
@@ -42,7 +41,6 @@ from tests.tiny_models import (
     randomise,
     tiny_conformer,
     tiny_model,
-    tiny_zipformer,
     zipformer_of_icefall,
 )
 from tests.transcribe.random_model import sound
@@ -166,16 +164,10 @@ def test_segments_that_do_not_fit_in_memory_together_are_split(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "encoder"),
-    [
-        ("pruned", tiny_conformer()),
-        ("ctc", tiny_zipformer(causal=False)),
-    ],
-)
-def test_onnx_folder_transcribes_alike(
-    kind: str, encoder: EncoderConfig, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["pruned", "ctc"])
+def test_onnx_folder_transcribes_alike(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Zipformers: tests/export/test_zipformer_export.py."""
+    encoder = tiny_conformer()
     if kind == "ctc":
         torch.manual_seed(0)
         config, loss = ModelConfig(encoder=encoder), LossConfig(kind="ctc")
@@ -199,11 +191,11 @@ def test_onnx_folder_transcribes_alike(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder", [tiny_conformer(causal=True), tiny_zipformer(causal=True)])
 def test_streaming_onnx_folder_transcribes_like_recognise(
-    encoder: EncoderConfig, tokenizer: Tokenizer, tmp_path: Path
+    tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """The folder's own script runs sherpa-onnx on the same chunks."""
+    encoder = tiny_conformer(causal=True)
     from pruned_rnnt.export.verify import run_recognise
 
     export_onnx(

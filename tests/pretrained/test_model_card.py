@@ -25,6 +25,8 @@ from tests.pretrained.saved_models import make_model, make_tokenizer, save_run
 from tests.report.run_folders import transcript, write_decoded
 from tests.tiny_corpus import tiny_overrides
 
+pytestmark = pytest.mark.usefixtures("without_programs")
+
 
 @pytest.fixture(scope="module")
 def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
