@@ -179,7 +179,11 @@ def test_run_writes_all_logs(corpus: Path, tmp_path: Path, durations: str) -> No
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = tiny_experiment(
-        corpus, tmp_path / "run", "train.validate_every=2", f"loss.durations={durations}"
+        corpus,
+        tmp_path / "run",
+        "train.validate_every=2",
+        f"loss.durations={durations}",
+        "train.loggers=[tensorboard]",
     )
     speech_trainer(config).run()
     folder = config.folder
@@ -214,7 +218,11 @@ def test_pictures_between_validations_do_not_affect_training(corpus: Path, tmp_p
     plain = tiny_experiment(corpus, tmp_path / "plain", "train.validate_every=100")
     speech_trainer(plain).run()
     shown = tiny_experiment(
-        corpus, tmp_path / "run", "train.validate_every=100", "train.picture_every=2"
+        corpus,
+        tmp_path / "run",
+        "train.validate_every=100",
+        "train.picture_every=2",
+        "train.loggers=[tensorboard]",
     )
     speech_trainer(shown).run()
     board = EventAccumulator(

@@ -123,6 +123,11 @@ class RunLog:
             self._metrics.flush()
         self._in_each(lambda each: each.scalars(group, step, values))
 
+    @property
+    def shows_figures(self) -> bool:
+        """Whether any program takes them."""
+        return bool(self._loggers)
+
     def figure(self, name: str, step: int, figure: Any) -> None:
         """Show a matplotlib figure, and close it."""
         from matplotlib import pyplot

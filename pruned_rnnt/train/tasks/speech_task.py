@@ -245,6 +245,8 @@ class SpeechTask:
         return report
 
     def _show(self, report: ValidationReport, step: int, log: RunLog) -> None:
+        if not log.shows_figures:
+            return
         durations = self.config.loss.durations
         figure = lattice_of_example(
             report,
