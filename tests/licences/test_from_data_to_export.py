@@ -126,18 +126,18 @@ def test_chain_reaches_card_metadata_and_inspect(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kept", [None, "{}"])
-def test_a_run_of_an_older_version_says_what_is_unknown(tmp_path: Path, kept: str | None) -> None:
+def test_a_run_of_an_older_version_says_what_is_unknown(tmp_path: Path) -> None:
     corpus, run = make_corpus(tmp_path / "old"), tmp_path / "run"
     assert main(["train", *tiny_overrides(corpus, run, "train.steps=2")]) == 0
-    RunFolder(run).licences.unlink()
-    if kept is not None:
-        RunFolder(run).licences.write_text(kept)
     onnx = pytest.importorskip("onnx")
-    assert main(["export", str(run), "--format", "onnx", "card.license=mit"]) == 0
-    card = (run / "export/onnx/README.md").read_text()
-    assert "| data | old | unknown | unknown |" in card
-    assert "- data old: the licence is unknown" in card
+    for kept, form in (("{}", "torch"), (None, "onnx")):
+        RunFolder(run).licences.unlink()
+        if kept is not None:
+            RunFolder(run).licences.write_text(kept)
+        assert main(["export", str(run), "--format", form, "card.license=mit"]) == 0
+        card = (run / "export" / form / "README.md").read_text()
+        assert "| data | old | unknown | unknown |" in card
+        assert "- data old: the licence is unknown" in card
     for path in (run / "export/onnx").glob("*.onnx"):
         values = {p.key: p.value for p in onnx.load(path).metadata_props}
         assert values["license"] == "MIT"
