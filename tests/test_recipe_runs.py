@@ -51,6 +51,8 @@ def test_plan_has_defaults_and_what_the_file_says(tmp_path: Path) -> None:
         ("config: a\nvariants: {x: {setting: []}}", "unknown key variants.x.setting"),
         ("config: a\nsettings: train.steps=3", "settings needs a list, got 'train.steps=3'"),
         ("config: a\nvariants: {x: {searches: [b]}}", "variants.x.searches has 'b'"),
+        ("config: a\nsearches: [greedy]", "searches needs names with their lists of settings"),
+        ("config: a\nvariants: [x]", "variants needs names with their changes, got ['x']"),
         ("- a", "needs keys such as `config`"),
         ("config: [", "is no YAML"),
     ],

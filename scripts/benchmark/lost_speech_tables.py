@@ -15,7 +15,7 @@ def totals() -> str:
     """A line for each model, way of transcription and commit, over all conditions."""
     rows = read_rows("lost_speech")
     header = ["model", "decoding", "commit", "words", "WER, utterances alone", "WER, all"]
-    header += ["lost runs", "unmarked", "false marks in 100 utterances"]
+    header += ["WER, worst condition", "lost runs", "unmarked", "false marks in 100 utterances"]
     groups = _grouped(rows, ("model", "settings", "live", "commit"))
     lines = [
         [
@@ -25,6 +25,7 @@ def totals() -> str:
             f"{_sum(group, 'words'):,}",
             _wer([row for row in group if row["condition"] == "alone"]),
             _wer(group),
+            max((_wer([row]) for row in group), key=lambda wer: float(wer[:-1])),
             str(_sum(group, "lost")),
             str(_sum(group, "unmarked")),
             f"{100 * _sum(group, 'false_marks') / _sum(group, 'utterances'):.2f}",

@@ -69,6 +69,9 @@ def read_plan(path: Path) -> Plan:
     for key in ("settings", "splits", "default_searches"):
         if key in fields:
             fields[key] = _strings(path, key, fields[key])
+    for key, values in (("searches", "lists of settings"), ("variants", "changes")):
+        if not isinstance(fields.get(key, {}), dict):
+            raise ValueError(f"{path}: {key} needs names with their {values}, got {fields[key]!r}")
     if "searches" in fields:
         fields["searches"] = {
             name: _strings(path, f"searches.{name}", settings)
