@@ -120,3 +120,23 @@ def test_blocks_of_a_beam_equal_the_loop(frames: int, fusion: bool) -> None:
 
 def test_rows_are_powers_of_two() -> None:
     assert [frame_graph.graph_rows(n) for n in (1, 2, 3, 8, 9, 32)] == [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.usefixtures("no_cuda_graphs")
+def test_frequent_frames_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_graph, "FrameGraph", _ReplayedBlock)
+    model = make_model()
+    search, graphs = GreedySearch(model), frame_graph.FrameGraphs()
+    start = start_predictor(model, 3, torch.device("cpu"))
+
+    def uses_a_graph(frames: int) -> bool:
+        am_NTD = torch.zeros(3, frames, 8)
+        return graphs.loop(search._loop, am_NTD, start) != search._loop
+
+    monkeypatch.setattr(search, "_loop", lambda am_NTD, lengths_N, state: ((am_NTD,), state))
+    assert [uses_a_graph(20) for _ in range(4)] == [False, False, True, True]
+    assert [uses_a_graph(0) for _ in range(4)] == [False] * 4
+    assert uses_a_graph(33)
+    assert uses_a_graph(32)  # a block of a longer batch
+    graphs.clear()
+    assert uses_a_graph(20)

@@ -89,7 +89,8 @@ class FrameGraphs:
         key = graph_rows(batch_size), min(num_frames, BLOCK_FRAMES)
         if key not in self._graphs:
             self._counts[key] += 1
-            if num_frames <= BLOCK_FRAMES and self._counts[key] < _CAPTURE_AT:
+            is_rare = num_frames <= BLOCK_FRAMES and self._counts[key] < _CAPTURE_AT
+            if is_rare or num_frames == 0:
                 return loop
             self._graphs[key] = FrameGraph(loop, key[0], am_NTD, state)
         return self._graphs[key]
