@@ -1,5 +1,6 @@
 """Settings of all tests: `gpu` tests need a CUDA device, and no test fails on a loaded machine."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -41,5 +42,9 @@ def without_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from pruned_rnnt.export import torch_folder
 
-    stand_in = torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))
-    monkeypatch.setattr(torch_folder, "export_program", lambda graph: stand_in)
+    monkeypatch.setattr(torch_folder, "export_program", lambda graph: _stand_in())
+
+
+@functools.cache
+def _stand_in() -> torch.export.ExportedProgram:
+    return torch.export.export(torch.nn.ReLU(), (torch.zeros(1),))

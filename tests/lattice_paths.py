@@ -1,4 +1,4 @@
-"""The oracle of the tests: every path through a small lattice, one by one, in plain Python."""
+"""The oracle of the tests: every path through a small lattice, listed in plain Python."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""The oracle of the TDT losses: every path through a small lattice, one by one, differentiable."""
+"""The oracle of the TDT losses: the sum over every path of a small lattice, differentiable."""
 
 from __future__ import annotations
 

@@ -21,8 +21,6 @@ PARTS = {
     "calls": [family for family in page.FAMILIES if family != "compilers"],
     "compilers": ["compilers"],
 }
-# Arguments that are refused, or brought to another form, before a backend is chosen.
-_BEFORE_BACKENDS = {"other tensors", "integer dtypes", "wrappers", "transforms"}
 # They report on the installation, draw figures, or only choose a function with cells.
 NO_CELLS = {"backend_report", "backend_summary", "load"}
 NO_CELLS |= {
@@ -86,8 +84,7 @@ def test_every_cell_is_right_or_refused(part: str, device: str) -> None:
 @pytest.mark.slow
 def test_every_cell_is_right_or_refused_without_kernels() -> None:
     cells = all_cells()
-    families = set(PARTS["calls"]) - _BEFORE_BACKENDS
-    numbers = [n for n, cell in enumerate(cells) if cell.family in families]
+    numbers = [n for n, cell in enumerate(cells) if cell.family in PARTS["calls"]]
     outcomes = runner.run(numbers, backend="fallback")
     failed = {cells[n]: x for n, x in outcomes.items() if x.status in (WRONG, CRASH)}
     assert not failed, _failures(failed)

@@ -195,9 +195,9 @@ def test_streaming_onnx_folder_transcribes_like_recognise(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     """The folder's own script runs sherpa-onnx on the same chunks."""
-    encoder = tiny_conformer(causal=True)
     from pruned_rnnt.export.verify import run_recognise
 
+    encoder = tiny_conformer(causal=True)
     export_onnx(
         ModelFile(make_model(tokenizer, encoder), tokenizer),
         tmp_path,

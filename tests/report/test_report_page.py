@@ -240,8 +240,8 @@ def test_ids_of_the_page_are_unique(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_thousands_of_utterances_are_a_small_page(run: Path) -> None:
-    transcripts = runs.random_transcripts(3_000, 0.05, seed=10, length=36)
+def test_ten_thousand_utterances_are_a_small_page(run: Path) -> None:
+    transcripts = runs.random_transcripts(10_000, 0.05, seed=10, length=36)
     runs.write_decoded(run, transcripts)
     html = make_report(run, options=runs.NO_MEDIA).html
     texts = sum(len(" ".join(each.reference + each.hypothesis)) for each in transcripts)
