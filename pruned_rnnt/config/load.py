@@ -93,19 +93,7 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "conf
 
 def to_dict(config: Any) -> dict[str, Any]:
     """Nested plain dicts, lists and tuples with every key, as saved in checkpoints."""
-    return cast(dict[str, Any], _plain(config))
-
-
-def _plain(value: Any) -> Any:
-    """As OmegaConf.to_container of the structured value, which takes 40 ms instead of 0.2."""
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return {field.name: _plain(getattr(value, field.name)) for field in fields}
-    if isinstance(value, Mapping):
-        return {key: _plain(own) for key, own in value.items()}
-    if isinstance(value, list):
-        return [_plain(own) for own in value]
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+    return dataclasses.asdict(config)
 
 
 def to_yaml(config: Any) -> str:

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from pruned_rnnt.system.allocator import without_garbage_collection
 
+# A shape is captured when it occurs for this time: capturing takes as long as two passes.
+CAPTURE_AT = 3
+
 _T = TypeVar("_T")
 
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.captured_passes import SharedBuffers, captured, hooks_inside
+from pruned_rnnt.model.captured_passes import CAPTURE_AT, SharedBuffers, captured, hooks_inside
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 MOST_FRAMES = 150_000
 # The least recently used graph is dropped first.
 _MOST_GRAPHS = 24
-# A shape is captured when it occurs for this time: capturing takes as long as two passes.
-_CAPTURE_AT = 3
 # Counted shapes; those of other batches are forgotten.
 _MOST_COUNTS = 10_000
 GRAPH_PADDING = BatchPadding(frame_step=32, steps=8)
@@ -114,7 +112,7 @@ class FrequentGraphs(Generic[_Captured]):
         if len(self._counts) > _MOST_COUNTS:
             self._counts.clear()
         self._counts[key] += 1
-        return self._counts[key] >= _CAPTURE_AT
+        return self._counts[key] >= CAPTURE_AT
 
     def _give_up(self, error: RuntimeError) -> None:
         """Run without graphs: until shapes occur often again if memory was short, else for good."""

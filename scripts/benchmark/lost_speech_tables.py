@@ -25,7 +25,7 @@ def totals() -> str:
             f"{_sum(group, 'words'):,}",
             _wer([row for row in group if row["condition"] == "alone"]),
             _wer(group),
-            max((_wer([row]) for row in group), key=lambda wer: float(wer[:-1])),
+            _wer([max(group, key=lambda row: row["errors"] / row["words"])]),
             str(_sum(group, "lost")),
             str(_sum(group, "unmarked")),
             f"{100 * _sum(group, 'false_marks') / _sum(group, 'utterances'):.2f}",

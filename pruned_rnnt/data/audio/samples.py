@@ -69,8 +69,6 @@ def scaled(given: npt.NDArray[Any]) -> FloatArray:
     Raises:
         ValueError: another type.
     """
-    if given.dtype == np.float32:  # at once: live streams are called for each packet
-        return given.astype(np.float32)
     kind = given.dtype.newbyteorder("=")
     if kind not in _FLOATS and kind not in _INTEGERS:
         names = ", ".join(str(integers) for integers in _INTEGERS)

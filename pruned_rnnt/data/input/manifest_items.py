@@ -49,16 +49,12 @@ def id_fault(name: Any) -> str:
     return ""
 
 
-def check_values(item: Any) -> None:
-    """Checks the ids, sampling rates, times and sizes in a parsed line of a manifest.
+def _check_values(parts: Sequence[dict[str, Any]]) -> None:
+    """Checks the ids, sampling rates, times and sizes in the objects of a line of a manifest.
 
     Raises:
         ValueError: naming the key, its value and the values allowed.
     """
-    _check_parts(_parts(item))
-
-
-def _check_parts(parts: Sequence[dict[str, Any]]) -> None:
     for part in parts:
         # The id of a recording may be a path.
         if "id" in part and "sources" not in part and (fault := id_fault(part["id"])):
@@ -73,12 +69,8 @@ def _check_parts(parts: Sequence[dict[str, Any]]) -> None:
             raise ValueError(f"duration must not be negative, got {part['duration']}")
 
 
-def commands_of(item: Any) -> list[str]:
-    """The commands that lhotse would pass to a shell for the audio or features of a line."""
-    return _commands(_parts(item))
-
-
 def _commands(parts: Sequence[dict[str, Any]]) -> list[str]:
+    """The commands that lhotse would pass to a shell for the audio or features of a line."""
     return [command for part in parts if (command := _command(part))]
 
 
@@ -142,7 +134,7 @@ def item_of(line: ManifestLine, allow_commands: bool = False) -> Any:
     try:
         values = json.loads(text)
         parts = _parts(values)
-        _check_parts(parts)
+        _check_values(parts)
         commands = [] if allow_commands else _commands(parts)
         if not commands:
             return deserialize_item(values)
@@ -196,5 +188,5 @@ def _count_commands(path: Path) -> int:
     with suppress(ValueError):
         for _, line in text_lines(path):
             with suppress(ValueError):
-                found.update(commands_of(json.loads(line)))
+                found.update(_commands(_parts(json.loads(line))))
     return len(found)

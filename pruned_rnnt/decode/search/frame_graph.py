@@ -14,12 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from pruned_rnnt.decode.search.rows import Rows
-from pruned_rnnt.model.captured_passes import captured
+from pruned_rnnt.model.captured_passes import CAPTURE_AT, captured
 
 # Frames of a block. A longer block takes longer to capture and wastes more of the last block.
 BLOCK_FRAMES = 32
-# Fewer frames, such as a chunk of a stream, are captured when they occur for this time.
-_CAPTURE_AT = 3
 
 # (am_NTD, lengths_N, state) -> outputs with axes N, T first, state; it must not synchronise.
 FrameLoop = Callable[[Tensor, Tensor, Rows], tuple[Rows, Rows]]
@@ -89,7 +87,7 @@ class FrameGraphs:
         key = graph_rows(batch_size), min(num_frames, BLOCK_FRAMES)
         if key not in self._graphs:
             self._counts[key] += 1
-            is_rare = num_frames <= BLOCK_FRAMES and self._counts[key] < _CAPTURE_AT
+            is_rare = num_frames <= BLOCK_FRAMES and self._counts[key] < CAPTURE_AT
             if is_rare or num_frames == 0:
                 return loop
             self._graphs[key] = FrameGraph(loop, key[0], am_NTD, state)
