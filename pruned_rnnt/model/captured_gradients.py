@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +94,23 @@ class _Pending:
         return take
 
 
+class _Seed(torch.autograd.Function):
+    """A scalar whose backward pass begins with a gradient of `output`.
+
+    torch.autograd.grad takes such a gradient too, but then imports SymPy, which takes seconds.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, grad_output: Tensor) -> Tensor:
+        ctx.save_for_backward(grad_output)
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (grad_output,) = ctx.saved_tensors
+        return grad_output, None
+
+
 class CapturedGradients:
     """The gradients of an encoder whose passes are captured, of parameters of one dtype.
 
@@ -143,7 +161,10 @@ class CapturedGradients:
                 ):
                     hook = parameter.register_hook(pending.taker(view))
                     hooks.callback(hook.remove)
-            torch.autograd.grad(output, self._parameters, grad_output, allow_unused=True)
+            # In this thread: another one would only contend for Python's lock.
+            with torch.autograd.set_multithreading_enabled(False):
+                seed: Tensor = _Seed.apply(output, grad_output)  # type: ignore[no-untyped-call]
+                torch.autograd.grad(seed, self._parameters, allow_unused=True)
         for pending in all_pending:
             # Some of its parameters have no gradient.
             if not pending.is_added:

@@ -50,11 +50,18 @@ class SideBranch:
 
     @contextmanager
     def fork(self, *read: Tensor) -> Iterator[None]:
-        """Launches go to this branch, after all that the main stream has launched."""
+        """Launches go to this branch, after all that the main stream has launched.
+
+        The main stream must be torch's current one.
+        """
         self._kept += read
         self._stream.wait_stream(self._main)
-        with torch.cuda.stream(self._stream):
+        # Much faster than torch.cuda.stream, which first asks for the current stream.
+        torch.cuda.set_stream(self._stream)
+        try:
             yield
+        finally:
+            torch.cuda.set_stream(self._main)
 
     def join(self) -> None:
         """What the main stream launches from here on comes after all launches of this branch."""
@@ -64,7 +71,9 @@ class SideBranch:
 
     def is_beside_current(self) -> bool:
         """Whether the main stream is torch's current one."""
-        return torch.cuda.current_stream() == self._main
+        # torch.cuda.current_stream() takes the host ten times as long.
+        current: int = torch._C._cuda_getCurrentRawStream(self._main.device_index)
+        return current == self._main.cuda_stream
 
 
 def beside(*read: Tensor, where: bool = True) -> AbstractContextManager[None]:
