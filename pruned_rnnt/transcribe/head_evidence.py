@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pruned_rnnt.decode.scoring.error_statistics import align_words
-from pruned_rnnt.transcribe.lost_speech import FoundPath, Stretch
+from pruned_rnnt.transcribe.lost_speech import LEAST_FRAMES, UNSURE, FoundPath, Stretch
 
 # So many symbols in a row that only the head has are lost; heads invent single ones.
 _LEAST_MISSING = 2
@@ -70,6 +70,24 @@ def disagreements(path: FoundPath, end: int | None = None) -> list[Disagreement]
         if each.is_lost or each.is_doubtful:
             found.append(each)
     return found
+
+
+def may_be_invented(path: FoundPath, gap: Stretch, longer: FoundPath) -> bool:
+    """Whether symbols that `longer` has in the gap, and `path` has not, need more evidence.
+
+    Not those that the head has in the whole utterance. The head of a part without its context is sure
+    of invented symbols, too, but seldom of many in a row.
+    """
+    more = len(longer.symbol_frames) - len(path.symbol_frames)
+    if path.head is None or longer.head is None or not more:
+        return more > 0
+    first = sum(place < gap.begin for place in path.symbol_places)
+    own = range(first, first + more)
+    known = {m.place for m in _matches(path.head.spikes.symbols, longer.hypothesis.symbols)}
+    if known.issuperset(own):
+        return False
+    is_short = gap.end - gap.begin < LEAST_FRAMES
+    return is_short or min(longer.head.log_probs[n] for n in own) < UNSURE
 
 
 def head_frames(path: FoundPath) -> list[int]:

@@ -37,7 +37,7 @@ _FAR_BELOW = 3.0
 # A mark of a symbol without speech is as long as most encoder frames.
 _SYMBOL_FRAMES = 4
 # Symbols that a part has by itself are doubtful if the head gives one of them less than 0.05.
-_UNSURE = -3.0
+UNSURE = -3.0
 # A symbol may be placed so far from its place in another window.
 _SAME_FRAMES = 40
 # Kept on both sides of a part that is decoded again.
@@ -210,7 +210,7 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
     if not inside:
         return path
     if gap.end - gap.begin < LEAST_FRAMES and (
-        retried.head is None or min(retried.head.log_probs[n] for n in inside) < _UNSURE
+        retried.head is None or min(retried.head.log_probs[n] for n in inside) < UNSURE
     ):
         return path
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from pruned_rnnt.system.host_copy import HostCopy
 from pruned_rnnt.transcribe.batch_decoder import BatchDecoder
 from pruned_rnnt.transcribe.batch_input import BatchInput, amplified, parts_of_batch
-from pruned_rnnt.transcribe.head_evidence import disagreements
+from pruned_rnnt.transcribe.head_evidence import disagreements, may_be_invented
 from pruned_rnnt.transcribe.joined_path import SegmentPlace
 from pruned_rnnt.transcribe.lost_speech import (
     LEAST_FRAMES,
@@ -86,13 +86,15 @@ class SecondDecoding:
                 part = part_to_retry(gap, end, self._decoder.frame_step)
                 retries.append(_Retry(row, gap, part))
         found = yield from self._decoded(batch, retries)
-        # No head judges them, and a part without its context may invent words: with more context
-        # it invents others.
+        # A part without its context may invent words: with more context it invents others.
         unsure = [
             retry
             for retry, again in zip(retries, found, strict=True)
-            if paths[retry.row].head is None
-            and with_retried(paths[retry.row], retry.gap, retry.part, again) != paths[retry.row]
+            if may_be_invented(
+                paths[retry.row],
+                retry.gap,
+                with_retried(paths[retry.row], retry.gap, retry.part, again),
+            )
         ]
         wider = [retry.wider(self._decoder.frame_step) for retry in unsure]
         repeated = yield from self._decoded(batch, wider)
