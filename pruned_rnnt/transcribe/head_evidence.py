@@ -75,8 +75,8 @@ def disagreements(path: FoundPath, end: int | None = None) -> list[Disagreement]
 def may_be_invented(path: FoundPath, gap: Stretch, longer: FoundPath) -> bool:
     """Whether symbols that `longer` has in the gap, and `path` has not, need more evidence.
 
-    Not those that the head has in the whole utterance. The head of a part without its context is sure
-    of invented symbols, too, but seldom of many in a row.
+    Not those that the head has in the whole utterance. The head of a part without its context is
+    sure of invented symbols, too, but seldom of many in a row.
     """
     more = len(longer.symbol_frames) - len(path.symbol_frames)
     if path.head is None or longer.head is None or not more:

@@ -7,7 +7,7 @@ needs. If Triton's cache lacks the first one, processes compile the others. Thre
     pass         k1 k2 k1 k3 ...          results are undefined
     processes       [k2     ] [k4 ..
                           [k3   ] [k5 ..
-    threads                  load k2, k3, ...
+    threads                        load k2, k3, ...
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ class Collector:
         self._device = device
         self._known: set[Any] = set()
         self._waiting: list[_Variant] = []
+        self._started: list[tuple[_Variant, Callable[[], bool]]] = []
         self._is_held = False
         self._workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
         self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="compile")
@@ -145,24 +146,30 @@ class Collector:
         self._waiting.clear()
 
     def _submit(self, variant: _Variant) -> None:
-        was_compiled = None
-        if self._processes is not None:
+        if self._processes is None:
+            self.futures.append(self._threads.submit(self._compile, variant))
+        else:
             was_compiled = self._processes.start(
                 variant.kernel.jit, variant.arguments, variant.num_warps
             )
-        self.futures.append(self._threads.submit(self._compile, variant, was_compiled))
+            self._started.append((variant, was_compiled))
 
-    def _compile(self, variant: _Variant, was_compiled: Callable[[], bool] | None) -> None:
-        is_elsewhere = was_compiled is not None and was_compiled()
+    def _compile(self, variant: _Variant) -> None:
         variant.kernel.compiled[variant.key] = compile_variant(
             variant.kernel.jit, self._device, variant.arguments, variant.num_warps
         )
+
+    def _load(self, variant: _Variant, was_compiled: Callable[[], bool]) -> None:
+        is_elsewhere = was_compiled()
+        self._compile(variant)
         if is_elsewhere:
             counts.add_compiled_elsewhere()
 
     def finish(self, started: float) -> None:
         """Wait for all variants. One that fails is compiled, and fails, again when launched."""
         self._submit_waiting()
+        # Not before: threads that load would take Python's lock from the pass.
+        self.futures += [self._threads.submit(self._load, *each) for each in self._started]
         left = started + _SILENT_SECONDS - time.monotonic()
         if wait(self.futures, timeout=max(left, 0.0)).not_done:
             _wait_visibly(self.futures)
