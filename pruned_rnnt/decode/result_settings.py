@@ -25,16 +25,18 @@ _OF_METHODS = {
 # Scores that beam search adds: the settings that switch them on, and their other settings.
 _SCORES = (
     (("ngram",), ("ngram_scale",)),
+    (("bigram_texts",), ("bigram_scale",)),
     (("word_ngram", "word_texts"), ("word_scale", "word_unknown")),
     (("lm",), ("lm_scale",)),
     (("ilm_scale",), ("ilm_scale",)),
     (("hotwords",), ("hotword_bonus",)),
     (("symbol_bonus",), ("symbol_bonus",)),
 )
-_FILES = ("ngram", "word_ngram", "word_texts", "lm", "hotwords")
+_FILES = ("ngram", "bigram_texts", "word_ngram", "word_texts", "lm", "hotwords")
 # In labels: the scales of scores in use, which are always shown, and short names of settings.
 _SCALES = {
     "ngram_scale": "ngram",
+    "bigram_scale": "bigrams",
     "word_scale": "words",
     "lm_scale": "lm",
     "ilm_scale": "ilm",

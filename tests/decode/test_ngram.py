@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
+from pruned_rnnt.decode.fusion.ngram_files import symbol_bigrams
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from tests.decode.search_model import encoded, make_model, modified_beam_search
 
@@ -109,6 +112,56 @@ def test_scores_are_those_of_the_definition(order: int, device: str, tmp_path: P
         words = ("<s>", *(name if name in known else "<unk>" for name in names), "</s>")
         expected = [0.5 * score(entries, words[: end + 1], order) for end in range(1, len(words))]
         assert found == pytest.approx(expected, abs=1e-4)
+
+
+def bigram_probability(one: str, other: str, lines: list[str]) -> float:
+    """By the formula of `symbol_bigrams`."""
+    pairs = [pair for line in lines for pair in itertools.pairwise(["<s>", *line, "</s>"])]
+    after = [b for a, b in pairs if a == one]
+    symbols = {b for _, b in pairs} | {"<unk>"}
+    singles = [b for _, b in pairs] + ["<unk>", *symbols]
+    single = singles.count(other) / len(singles)
+    kinds = len(set(after))
+    if not after:
+        return single
+    return (after.count(other) + kinds * single) / (len(after) + kinds)
+
+
+def test_bigrams_of_texts_are_smoothed_probabilities() -> None:
+    lines = ["abac", "ab", "cab", "d"]
+    scorer = NgramScorer(symbol_bigrams(lines), SYMBOLS, 1.0)
+    state = scorer.start(1, torch.device("cpu"))
+    names = [*SYMBOLS[2:7], "</s>"]
+    for before, symbol in (("<s>", 3), ("a", 4), ("b", 5), ("c", 6), ("d", 3)):
+        found = [*scorer.scores(state)[0, 2:7].tolist(), float(scorer.final(state)[0])]
+        expected = [math.log(bigram_probability(before, each, lines)) for each in names]
+        assert found == pytest.approx(expected, abs=1e-5)
+        assert sum(map(math.exp, found)) == pytest.approx(1.0, abs=1e-5)
+        state = scorer.advance(state, torch.tensor([symbol]), torch.tensor([True]))
+
+
+def test_bigrams_of_training_texts_are_subtracted(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["ab ba", "abba"], TokenizerConfig(kind="char"))
+    path = tmp_path / "texts.txt"
+    path.write_text("ab ba\nabba\n")
+    config = FusionConfig(bigram_texts=str(path), bigram_scale=0.3)
+    (scorer,) = build_scorers(config, tokenizer)
+    names = tokenizer.symbols
+    texts = [[names[n] for n in tokenizer.encode(text)] for text in ("ab ba", "abba")]
+    plain = NgramScorer(symbol_bigrams(texts), names, 1.0)
+    states = [each.start(1, torch.device("cpu")) for each in (scorer, plain)]
+    for symbol in tokenizer.encode("ba ab"):
+        for found, expected in (
+            (scorer.scores(states[0]), plain.scores(states[1])),
+            (scorer.final(states[0]), plain.final(states[1])),
+        ):
+            torch.testing.assert_close(found, -0.3 * expected)
+        states = [
+            each.advance(state, torch.tensor([symbol]), torch.tensor([True]))
+            for each, state in zip((scorer, plain), states, strict=True)
+        ]
+    with pytest.raises(FileNotFoundError, match=r"decode\.fusion\.bigram_texts: .* nothing"):
+        build_scorers(FusionConfig(bigram_texts=str(tmp_path / "absent")), tokenizer)
 
 
 @pytest.mark.gpu

@@ -17,7 +17,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.fusion.hotwords import HotwordScorer, check_bonus, read_hotwords
 from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
-from pruned_rnnt.decode.fusion.ngram_files import read_word_ngram
+from pruned_rnnt.decode.fusion.ngram_files import read_texts, read_word_ngram, symbol_bigrams
 from pruned_rnnt.decode.fusion.word_scorer import WordNgramScorer
 from pruned_rnnt.decode.search.rows import Rows
 from pruned_rnnt.decode.search.scorer import TokenScorer
@@ -62,6 +62,10 @@ class FusionConfig:
 
     ngram, ngram_scale: n-gram model over the symbols (ARPA), and the factor of its
         log-probabilities.
+    bigram_texts, bigram_scale: as word_texts; and the factor with which the log-probabilities of
+        the bigrams of symbols in these texts are subtracted. With the training texts, it takes what
+        the model learned of their language from the scores (arXiv 2203.16776), so that word_scale
+        can be larger.
     word_ngram, word_scale: n-gram model of words (ARPA), for recognisers of letters or pieces, and
         the factor of its log-probabilities.
     word_texts: file with a text per line, or a prepared folder for its training texts, whose
@@ -78,6 +82,8 @@ class FusionConfig:
 
     ngram: str = ""
     ngram_scale: float = 0.2
+    bigram_texts: str = ""
+    bigram_scale: float = 0.3
     word_ngram: str = ""
     word_texts: str = ""
     word_scale: float = 0.5
@@ -90,7 +96,14 @@ class FusionConfig:
     symbol_bonus: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("ngram_scale", "word_scale", "lm_scale", "ilm_scale", "symbol_bonus"):
+        for name in (
+            "ngram_scale",
+            "bigram_scale",
+            "word_scale",
+            "lm_scale",
+            "ilm_scale",
+            "symbol_bonus",
+        ):
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)}")
         try:
@@ -107,8 +120,8 @@ class FusionConfig:
     @property
     def adds_scorers(self) -> bool:
         """Whether any setting needs a scorer of symbols."""
-        words = self.word_ngram or self.word_texts
-        return bool(self.ngram or words or self.lm or self.hotwords or self.symbol_bonus)
+        ngrams = self.ngram or self.bigram_texts or self.word_ngram or self.word_texts
+        return bool(ngrams or self.lm or self.hotwords or self.symbol_bonus)
 
 
 def build_scorers(
@@ -131,6 +144,11 @@ def build_scorers(
     scorers: list[TokenScorer] = []
     if config.ngram:
         scorers.append(NgramScorer(Path(config.ngram), tokenizer.symbols, config.ngram_scale))
+    if config.bigram_texts:
+        texts = read_texts(Path(config.bigram_texts), "bigram_texts")
+        names = tokenizer.symbols
+        bigrams = symbol_bigrams([names[n] for n in tokenizer.encode(text)] for text in texts)
+        scorers.append(NgramScorer(bigrams, names, -config.bigram_scale))
     if config.word_ngram or config.word_texts:
         words = read_word_ngram(config.word_ngram, config.word_texts)
         scorers.append(

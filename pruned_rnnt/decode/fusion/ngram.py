@@ -59,23 +59,28 @@ class NgramScorer:
     """A `TokenScorer` whose state is a context of the n-gram model.
 
     Args:
-        path: ARPA file (also gzipped); its words are the model's symbols.
+        model: ARPA file (also gzipped), whose words are the model's symbols; or n-grams by order.
         symbols: names of the symbols, by id.
         scale: factor of the log-probabilities.
 
     Raises:
-        FileNotFoundError: `path` does not exist.
+        FileNotFoundError: the file does not exist.
         ValueError: the file is not in ARPA format, or its words are not the model's symbols.
     """
 
     capturable = True
 
-    def __init__(self, path: Path, symbols: Sequence[str], scale: float) -> None:
-        if not path.is_file():
-            raise FileNotFoundError(f"no n-gram model at {path}")
-        orders = read_arpa(path, symbols)
-        known = orders[0].keys() - {(UNKNOWN,)}
-        check_symbols(path, symbols, [(name,) in known for name in symbols])
+    def __init__(
+        self, model: Path | Sequence[dict[Ngram, Entry]], symbols: Sequence[str], scale: float
+    ) -> None:
+        if isinstance(model, Path):
+            if not model.is_file():
+                raise FileNotFoundError(f"no n-gram model at {model}")
+            orders: Sequence[dict[Ngram, Entry]] = read_arpa(model, symbols)
+            known = orders[0].keys() - {(UNKNOWN,)}
+            check_symbols(model, symbols, [(name,) in known for name in symbols])
+        else:
+            orders = model
         self._tables, self._start, self._most_arcs = _make_tables(orders, symbols, scale)
 
     def start(self, rows: int, device: torch.device) -> Rows:

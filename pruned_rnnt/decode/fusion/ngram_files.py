@@ -12,7 +12,9 @@ from __future__ import annotations
 import gzip
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,8 +127,10 @@ def read_word_ngram(arpa: str, texts: str) -> WordNgram:
     return WordNgram(orders, read_texts(Path(texts)) if texts else ())
 
 
-def read_texts(path: Path) -> list[str]:
+def read_texts(path: Path, key: str = "word_texts") -> list[str]:
     """The texts of a file, one per line, or the training texts of a prepared folder, once each.
+
+    key: of the setting, for messages.
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
@@ -143,10 +147,38 @@ def read_texts(path: Path) -> list[str]:
     elif path.is_file():
         lines = path.read_text(encoding="utf-8").splitlines()
     else:
-        raise FileNotFoundError(f"decode.fusion.word_texts: there is nothing at {path}")
+        raise FileNotFoundError(f"decode.fusion.{key}: there is nothing at {path}")
     if not any(line.strip() for line in lines):
-        raise ValueError(f"decode.fusion.word_texts: {path} has no text")
+        raise ValueError(f"decode.fusion.{key}: {path} has no text")
     return [text for text in map(normal_form, lines) if text]
+
+
+def symbol_bigrams(texts: Iterable[Sequence[str]]) -> list[dict[Ngram, Entry]]:
+    """The bigram model of texts of symbols, smoothed as by Witten and Bell (1991):
+
+        p(b | a) = (count(a b) + kinds(a) p(b)) / (count(a) + kinds(a))
+
+    where kinds(a) is the number of different symbols after a; p(b) has one more of each symbol.
+    """
+    after: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for text in texts:
+        for one, other in pairwise((BEGIN, *text, END)):
+            after[one][other] += 1
+    counts = Counter({UNKNOWN: 1})
+    for following in after.values():
+        counts += following
+    total = counts.total() + len(counts)
+    unigrams: dict[Ngram, Entry] = {(BEGIN,): Entry(math.log(1 / total), 0.0)}
+    bigrams: dict[Ngram, Entry] = {}
+    for symbol, count in counts.items():
+        unigrams[symbol,] = Entry(math.log((count + 1) / total), 0.0)
+    for one, following in after.items():
+        kinds, whole = len(following), len(following) + following.total()
+        unigrams[one,] = unigrams[one,]._replace(back_off=math.log(kinds / whole))
+        for other, count in following.items():
+            single = math.exp(unigrams[other,].log_prob)
+            bigrams[one, other] = Entry(math.log((count + kinds * single) / whole), 0.0)
+    return [unigrams, bigrams]
 
 
 def read_orders(path: Path) -> list[NgramList]:
