@@ -153,7 +153,7 @@ def test_processes_compile_if_the_cache_lacks_the_first_variant(
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("what", ["exits", "fails", "has no memory"])
+@pytest.mark.parametrize("what", ["exits", "fails", "has no memory", "is a daemon"])
 def test_without_processes_threads_compile(
     gpu: FakeGpu,
     monkeypatch: pytest.MonkeyPatch,
@@ -167,9 +167,11 @@ def test_without_processes_threads_compile(
     def broken(*arguments: Any) -> Any:
         if what == "exits":
             os._exit(1)
+        if what == "is a daemon":
+            raise AssertionError("daemonic processes are not allowed to have children")
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    if what == "has no memory":
+    if what in ("has no memory", "is a daemon"):
         monkeypatch.setattr(variants, "CompileProcesses", broken)
     else:
         # Found by its name in the forked processes, which have this one's modules.

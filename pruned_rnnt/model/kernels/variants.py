@@ -134,8 +134,9 @@ class Collector:
         else:
             self._waiting.append(variant)
             if len(self._waiting) == _LEAST_FOR_PROCESSES:
-                # Without memory for processes, threads compile.
-                with suppress(OSError):
+                # Threads compile if there is no memory for processes, or in a daemon of Python's
+                # multiprocessing, which may have none.
+                with suppress(OSError, AssertionError):
                     self._processes = CompileProcesses(self._workers, self._device)
                 self._is_held = False
                 self._submit_waiting()
