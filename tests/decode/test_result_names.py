@@ -180,7 +180,13 @@ def test_no_setting_is_forgotten() -> None:
     others = {"fused_kernels", "cuda_graphs", "batch_seconds", "split", "checkpoint"}
     methods = ("greedy", BEAM, "ctc_prefix_beam")
     fusion = FusionConfig(
-        ngram="a", word_ngram="a", lm="a", hotwords="a", ilm_scale=1.0, symbol_bonus=1.0
+        ngram="a",
+        bigram_texts="a",
+        word_ngram="a",
+        lm="a",
+        hotwords="a",
+        ilm_scale=1.0,
+        symbol_bonus=1.0,
     )
     known: set[str] = set()
     for method in methods:
@@ -189,7 +195,7 @@ def test_no_setting_is_forgotten() -> None:
         known |= {key for key in result_settings(config) if "." in key}
     names = {field.name for field in fields(DecodeConfig)}
     assert names - known == others
-    files = {"ngram", "word_ngram", "word_texts", "lm", "hotwords"}
+    files = {"ngram", "bigram_texts", "word_ngram", "word_texts", "lm", "hotwords"}
     scales = {key.partition(".")[2] for key in known if key.startswith("fusion.")}
     assert set(FusionConfig.__dataclass_fields__) - scales == files
 
