@@ -88,7 +88,7 @@ def file_digests(config: FusionConfig, language_model: LanguageModel | None) -> 
             assert language_model is not None
             digest = fingerprint(language_model)
         elif path.is_dir():
-            digest = hashlib.sha256("\n".join(read_texts(path)).encode()).hexdigest()
+            digest = hashlib.sha256("\n".join(read_texts(path, name)).encode()).hexdigest()
         else:
             digest = file_digest(path)
         found[f"fusion.{name}"] = digest[:_DIGITS]

@@ -82,7 +82,7 @@ class _Pending:
 
     def taker(self, total: Tensor) -> Callable[[Tensor], Tensor]:
         def take(grad: Tensor) -> Tensor:
-            # A thread of autograd calls this, whose current stream may be another one.
+            # Autograd makes the stream of the gradient's function current, perhaps the side branch.
             with torch.cuda.stream(self.stream):
                 # torch adds many in one launch only if each has the strides of its total.
                 self.pairs.append((total, grad.contiguous().view_as(total)))

@@ -81,7 +81,7 @@ def may_be_invented(path: FoundPath, gap: Stretch, longer: FoundPath) -> bool:
     more = len(longer.symbol_frames) - len(path.symbol_frames)
     if path.head is None or longer.head is None or not more:
         return more > 0
-    first = sum(place < gap.begin for place in path.symbol_places)
+    first = path.symbols_before(gap.begin)
     own = range(first, first + more)
     known = {m.place for m in _matches(path.head.spikes.symbols, longer.hypothesis.symbols)}
     if known.issuperset(own):

@@ -178,6 +178,10 @@ class FoundPath(NamedTuple):
         """The feature frames at which these begin."""
         return [frame * self.step for frame in self.symbol_frames]
 
+    def symbols_before(self, frame: int) -> int:
+        """How many symbols begin before a feature frame."""
+        return sum(place < frame for place in self.symbol_places)
+
 
 def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPath) -> FoundPath:
     """The path with the symbols that the part by itself has in the gap.
@@ -192,7 +196,7 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
         for n, place in enumerate(retried.symbol_places)
         if gap.begin - _AFTER <= part.begin + place < gap.end + _BEFORE
     ]
-    place = sum(place < gap.begin for place in path.symbol_places)
+    place = path.symbols_before(gap.begin)
     known = path.hypothesis.symbols
     symbols = [retried.hypothesis.symbols[n] for n in inside]
     beside = (known[max(0, place - len(symbols)) : place], known[place : place + len(symbols)])

@@ -124,10 +124,10 @@ def read_word_ngram(arpa: str, texts: str) -> WordNgram:
         ValueError: `arpa` is no ARPA file, or `texts` has no text.
     """
     orders = read_orders(Path(arpa)) if arpa else []
-    return WordNgram(orders, read_texts(Path(texts)) if texts else ())
+    return WordNgram(orders, read_texts(Path(texts), "word_texts") if texts else ())
 
 
-def read_texts(path: Path, key: str = "word_texts") -> list[str]:
+def read_texts(path: Path, key: str) -> list[str]:
     """The texts of a file, one per line, or the training texts of a prepared folder, once each.
 
     key: of the setting, for messages.
