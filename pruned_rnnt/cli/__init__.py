@@ -18,6 +18,7 @@ from pruned_rnnt.cli import (
     average,
     check,
     decode,
+    ensemble,
     export,
     finetune,
     import_icefall,
@@ -48,6 +49,7 @@ Train and use transducer speech recognisers.
   pruned-rnnt train exp/synthetic                        continue after an interruption
   pruned-rnnt finetune exp/synthetic data/calls          start from a trained model
   pruned-rnnt decode exp/synthetic                       transcribe the test set, WER
+  pruned-rnnt ensemble exp/a exp/b --output exp/c        one model of several, more accurate
   pruned-rnnt inspect exp/synthetic                      history of the run
   pruned-rnnt report exp/synthetic                       a web page of curves and errors
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx
@@ -64,6 +66,7 @@ _COMMANDS = (
     decode,
     align,
     average,
+    ensemble,
     export,
     transcribe,
     import_model,

@@ -40,9 +40,9 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def import_icefall(options: argparse.Namespace, console: Console) -> int:
     """Make a run from a model that icefall's Zipformer recipe trained."""
-    from pruned_rnnt.interop.imported_run import check_is_new
     from pruned_rnnt.licences.arguments import licence_of
     from pruned_rnnt.licences.chain import Licence, add_origins, chain_of_weights
+    from pruned_rnnt.train.untrained_run import check_is_new
 
     if options.tokens is None:
         raise UsageError("import-icefall needs --tokens FILE, the recipe's bpe.model or tokens.txt")

@@ -61,10 +61,10 @@ def add_icefall_arguments(parser: argparse.ArgumentParser, tokens: str) -> None:
 
 def import_model(options: argparse.Namespace, console: Console) -> int:
     """Make a run from a model of NeMo, transformers or icefall."""
-    from pruned_rnnt.interop.imported_run import check_is_new
     from pruned_rnnt.licences.arguments import licence_of
     from pruned_rnnt.licences.chain import Licence, add_origins, chain_of_weights
     from pruned_rnnt.pretrained.found_model import find_model
+    from pruned_rnnt.train.untrained_run import check_is_new
 
     check_is_new(options.run)
     licence = licence_of(options)
@@ -94,18 +94,18 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
 
 def _import_nemo(source: Path, output: Path, overrides: Sequence[str]) -> list[str]:
     """Write the run; returns lines about it."""
-    from pruned_rnnt.interop.imported_run import save_imported
     from pruned_rnnt.interop.nemo.imported_run import describe, read_run
+    from pruned_rnnt.train.untrained_run import save_run
 
     run = read_run(source, output, overrides)
-    save_imported(run.model, run.tokenizer, run.config, output)
+    save_run(run.model, run.tokenizer, run.config, output)
     return describe(run)
 
 
 def import_icefall_run(options: argparse.Namespace) -> list[str]:
     """Write the run of options.checkpoint; returns lines about it."""
     from pruned_rnnt.interop.icefall.imported_run import describe, read_run
-    from pruned_rnnt.interop.imported_run import save_imported
+    from pruned_rnnt.train.untrained_run import save_run
 
     run = read_run(
         options.checkpoint,
@@ -115,5 +115,5 @@ def import_icefall_run(options: argparse.Namespace) -> list[str]:
         trust=options.trust,
         overrides=options.overrides,
     )
-    save_imported(run.model, run.tokenizer, run.config, options.output)
+    save_run(run.model, run.tokenizer, run.config, options.output)
     return describe(run)

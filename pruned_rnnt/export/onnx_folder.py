@@ -48,6 +48,7 @@ from pruned_rnnt.export.tdt_graphs import (
 )
 from pruned_rnnt.licences.chain import Chain
 from pruned_rnnt.model.conformer import Conformer
+from pruned_rnnt.model.ensemble_encoder import has_encoder
 from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder
 from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
@@ -58,8 +59,9 @@ from pruned_rnnt.system.usage_errors import ExportError
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("sherpa_script.py")
-# sherpa-onnx's names of encoder types; both have the same inputs and outputs.
-_OFFLINE_TYPES = {"conformer": "conformer", "zipformer": "zipformer2"}
+# sherpa-onnx's names of encoder types; both have the same inputs and outputs, those of any encoder.
+_OFFLINE_TYPES = {"conformer": "conformer"}
+_OFFLINE_TYPE = "zipformer2"
 # Its name of a whole CTC model, of any encoder.
 _CTC_TYPE = "zipformer2_ctc"
 
@@ -103,18 +105,18 @@ def encoder_graph(model: SpeechModel, options: OnnxOptions) -> Graph:
         ExportError: streaming for a model that is not causal or keeps no state, or for a CTC model
             of a Conformer; impossible sizes, half precision for a Zipformer, or a FastConformer.
     """
-    if isinstance(model.encoder, FastConformer):
+    if has_encoder(model.encoder, FastConformer):
         raise ExportError(
             "model.encoder.kind is fastconformer, which `export --format onnx` does not support "
             "with model.encoder.features=fbank: use --format torch, or export a model of "
             "model.encoder.features=nemo or of loss.durations"
         )
-    if isinstance(model.encoder, TransformersEncoder):
+    if has_encoder(model.encoder, TransformersEncoder):
         raise ExportError(
             "model.encoder.kind is transformers, which `export --format onnx` does not support, as "
             "sherpa-onnx has no encoder that reads samples: use --format torch"
         )
-    if options.fp16 and isinstance(model.encoder, Zipformer):
+    if options.fp16 and has_encoder(model.encoder, Zipformer):
         raise ExportError(
             "--fp16 does not work for a Zipformer: onnxruntime 1.31 crashes when it loads such "
             "files (layout of half-precision convolutions); use --int8, which is smaller and runs"
@@ -281,7 +283,7 @@ def _metadata(graph: Graph, model: SpeechModel, source: str) -> dict[str, str]:
     elif isinstance(graph.module, TdtEncoderGraph):
         values.update(tdt_metadata(model))
     elif graph.name == "encoder":
-        values["model_type"] = _OFFLINE_TYPES[model.encoder.config.kind]
+        values["model_type"] = _OFFLINE_TYPES.get(model.encoder.config.kind, _OFFLINE_TYPE)
     if isinstance(model, CtcModel) and not has_nemo_layout(model):
         values.update(model_type=_CTC_TYPE, vocab_size=model.vocab_size)
     elif isinstance(model, TransducerModel) and graph.name == "decoder":

@@ -31,6 +31,7 @@ from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.export.graphs import MAX_FRAMES, MIN_FRAMES, Graph
 from pruned_rnnt.export.streaming_graphs import output_layer
 from pruned_rnnt.export.tdt_features import KaldiFeatures
+from pruned_rnnt.model.ensemble_encoder import EnsembleEncoder
 from pruned_rnnt.model.lstm_predictor import LstmPredictor
 from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
 from pruned_rnnt.model.transducer_model import TransducerModel
@@ -245,6 +246,10 @@ def has_nemo_layout(model: SpeechModel) -> bool:
 def check_tdt_export(model: SpeechModel, *, streaming: bool, fp16: bool) -> None:
     """Raise ExportError for options and models that sherpa-onnx or the features do not support."""
     kind = "loss.durations" if model.loss_config.durations else "model.encoder.features=nemo"
+    if isinstance(model.encoder, EnsembleEncoder):
+        raise ExportError(
+            f"--format onnx does not work for an ensemble of models of {kind}: use --format torch"
+        )
     if model.loss_config.hat:
         raise ExportError(f"loss.hat is true, which sherpa-onnx does not run for a model of {kind}")
     if streaming and model.loss_config.durations:

@@ -17,6 +17,7 @@ import torch
 from pruned_rnnt.export.graphs import decoder, export_program, joiner
 from pruned_rnnt.export.model_file import FILE_NAME, ModelFile, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
+from pruned_rnnt.model.ensemble_encoder import has_encoder
 from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder
@@ -27,7 +28,7 @@ from pruned_rnnt.system.usage_errors import ExportError
 def export_torch(parts: ModelFile, folder: Path, options: OnnxOptions, source: str) -> None:
     """Write the folder; arguments and errors as for `export_onnx`, but without precisions."""
     model = parts.model
-    if isinstance(model.encoder, (FastConformer, TransformersEncoder)):
+    if has_encoder(model.encoder, FastConformer, TransformersEncoder):
         if options.streaming or options.chunk or options.left:
             raise ExportError(
                 f"model.encoder.kind is {model.config.encoder.kind}, of which --format torch "

@@ -13,14 +13,13 @@ from pruned_rnnt.export import model_file
 from pruned_rnnt.interop.icefall.imported_run import read_run
 from pruned_rnnt.interop.nemo import imported_run as nemo
 from pruned_rnnt.interop.nemo.source_files import WEIGHTS
-from pruned_rnnt.licences.chain import Chain, Licence, Origin, chain_of_weights
-from pruned_rnnt.model.parameter_values import fingerprint
+from pruned_rnnt.licences.chain import Chain, Origin, chain_of_weights
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
 from pruned_rnnt.pretrained.hub import HubError, local_path
 from pruned_rnnt.train.experiment import ExperimentConfig, FinetuneConfig
 from pruned_rnnt.train.run import load_model, run_config
-from pruned_rnnt.train.run_chain import chain_of_run
+from pruned_rnnt.train.run_chain import chain_of_run, with_itself
 
 # Training settings for a model file, which has none.
 _ZIPFORMER_TRAINING = (
@@ -102,17 +101,8 @@ def _run(folder: Path, which: str) -> Source:
         tokenizer=loaded.tokenizer,
         config=run_config(folder),
         data_path=config.data.path,
-        origins=_with_itself(chain_of_run(run_config(folder)), name, loaded.model),
+        origins=with_itself(chain_of_run(run_config(folder)), name, loaded.model),
     )
-
-
-def _with_itself(
-    chain: Chain, name: str, model: SpeechModel, source: str = ""
-) -> tuple[Origin, ...]:
-    """The origins of a chain, and the model of this name."""
-    licence = Licence(id=chain.licence, source=source, note=chain.reason)
-    digest = f"parameters:{fingerprint(model)}"
-    return (*chain.origins, Origin(kind="weights", name=name, licence=licence, digest=digest))
 
 
 def _model_file(path: Path, file: Path, source: str) -> Source:
@@ -134,7 +124,7 @@ def _model_file(path: Path, file: Path, source: str) -> Source:
         model=loaded.model,
         tokenizer=loaded.tokenizer,
         config=config,
-        origins=_with_itself(loaded.chain or Chain(), name, loaded.model, source),
+        origins=with_itself(loaded.chain or Chain(), name, loaded.model, source),
     )
 
 

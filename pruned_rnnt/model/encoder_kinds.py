@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from pruned_rnnt.config.load import ConfigError, from_dict
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
 from pruned_rnnt.model.conformer_streaming import StreamingConformer
 from pruned_rnnt.model.encoder import Encoder, EncoderConfig, StreamingEncoder
+from pruned_rnnt.model.ensemble_encoder import EnsembleConfig, EnsembleEncoder
 from pruned_rnnt.model.fastconformer import (
     FastConformer,
     FastConformerConfig,
@@ -27,8 +29,23 @@ class _EncoderKind(NamedTuple):
     stream: Callable[[Any, int, int], StreamingEncoder] | None
 
 
+def _build_ensemble(config: EnsembleConfig) -> EnsembleEncoder:
+    """Raises ConfigError for a member whose settings are wrong."""
+    members = []
+    for number, values in enumerate(config.members):
+        source = f"model.encoder.members[{number}]"
+        kind = values.get("kind") if isinstance(values, Mapping) else None
+        if kind not in ENCODER_CONFIGS or kind == config.kind:
+            raise ConfigError(f"{source} is {values!r}, needs the settings of an encoder")
+        members.append(build_encoder(from_dict(ENCODER_CONFIGS[kind], values, source)))
+    if not members:
+        raise ConfigError("model.encoder.members is empty: `pruned-rnnt ensemble` makes ensembles")
+    return EnsembleEncoder(config, members)
+
+
 _ENCODERS = {
     "conformer": _EncoderKind(ConformerConfig, Conformer, StreamingConformer),
+    "ensemble": _EncoderKind(EnsembleConfig, _build_ensemble, None),
     "fastconformer": _EncoderKind(FastConformerConfig, FastConformer, StreamingFastConformer),
     "transformers": _EncoderKind(TransformersConfig, build_transformers_encoder, None),
     "zipformer": _EncoderKind(ZipformerConfig, Zipformer, StreamingZipformer),

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.licences.chain import Chain, Origin, read_chain
+from pruned_rnnt.licences.chain import Chain, Licence, Origin, read_chain
 from pruned_rnnt.licences.terms import spdx
+from pruned_rnnt.model.parameter_values import fingerprint
+from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 
@@ -40,3 +42,12 @@ def chain_of_run(config: ExperimentConfig) -> Chain:
             before = (Origin(kind="weights", name=Path(config.train.init).name),)
         chain = Chain(origins=(*before, *origins_of_data(config.data)))
     return replace(chain, licence=spdx(config.card.license), reason=config.card.license_reason)
+
+
+def with_itself(
+    chain: Chain, name: str, model: SpeechModel, source: str = ""
+) -> tuple[Origin, ...]:
+    """The origins of a chain, and the model of this name."""
+    licence = Licence(id=chain.licence, source=source, note=chain.reason)
+    digest = f"parameters:{fingerprint(model)}"
+    return (*chain.origins, Origin(kind="weights", name=name, licence=licence, digest=digest))

@@ -1,4 +1,4 @@
-"""The folder of a run for a model that another toolkit trained.
+"""The folder of a run for a model that was not trained in it: imported, or joined from others.
 
 config.yaml, tokens/, checkpoints/step-0.pt      as after training, without the training state
 """
@@ -21,7 +21,7 @@ def check_is_new(output: Path) -> None:
         raise ValueError(f"{output} already holds a run: choose another folder")
 
 
-def save_imported(
+def save_run(
     model: SpeechModel, tokenizer: Tokenizer, config: ExperimentConfig, output: Path
 ) -> None:
     """Write the run to the new folder `output`."""

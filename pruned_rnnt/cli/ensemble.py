@@ -1,0 +1,45 @@
+"""`pruned-rnnt ensemble`: one run from several, whose models decode together."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pruned_rnnt.cli.command import Parsers, add_command, split_arguments
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+_HELP = """\
+The logits of the new model are the mean of those of the RUNs: usually trainings of one
+configuration with other seeds (train.seed, data.seed). It makes fewer errors than any of them, and
+takes as long as all of them together. A RUN is a folder or one of its checkpoints; all have the
+same symbols, and predictors of the same kind. decode.checkpoint=best and decode.use_average=false
+choose the parameters of each folder.
+  pruned-rnnt ensemble exp/seed1 exp/seed2 exp/seed3 --output exp/ensemble
+  pruned-rnnt decode exp/ensemble
+The new run is decoded, used for transcription and exported like any other, but it neither streams
+nor is it trained further.
+"""
+
+
+def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
+    parser = add_command(parsers, ensemble, _HELP)
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="FOLDER", help="of the new run"
+    )
+    parser.add_argument("arguments", nargs="*", metavar="RUN | decode.key=value")
+
+
+def ensemble(options: argparse.Namespace, console: Console) -> int:
+    """Join the models of several runs into one that is more accurate."""
+    from pruned_rnnt.pretrained.ensemble_run import write_ensemble
+
+    settings, runs = split_arguments(options.arguments)
+    model = write_ensemble([Path(run) for run in runs], options.output, settings)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    print(f"wrote {options.output}: {len(runs)} models, {parameters / 1e6:.2f} M parameters")
+    print(f"decode it with: pruned-rnnt decode {options.output}")
+    return 0

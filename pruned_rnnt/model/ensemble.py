@@ -1,0 +1,168 @@
+"""Several models of the same symbols as one, whose logits are the mean of theirs.
+
+The softmax of a mean of logits is the normalised geometric mean of the distributions (a product of
+experts, Hinton 2002). A joiner is linear before and after its activation, so that the mean of K
+joiners is one joiner of their total width:
+
+    1/K sum_k (W_k act(A_k x_k + B_k y_k + c_k) + b_k) = W act(A x + B y + c) + b
+    x, y, c    outputs of the encoders, those of the predictors, and biases, one after the other
+    A, B       block-diagonal
+    W, b       [W_1 ... W_K] / K, and the mean of b_k
+
+Predictors are joined in the same way. So whatever takes a model takes an ensemble: the searches
+with their kernels, and exports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pruned_rnnt.model.build_model import UninitialisedParameters, build_model
+from pruned_rnnt.model.ensemble_encoder import EnsembleConfig, EnsembleEncoder
+from pruned_rnnt.model.lstm_predictor import LstmPredictor
+from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+from pruned_rnnt.model.predictor import Predictor, StatelessPredictor
+from pruned_rnnt.model.speech_model import SpeechModel
+from pruned_rnnt.model.transducer_model import TransducerModel
+
+# Of an LSTM: the rows of its weights are input, forget and output gates and the new values.
+_GATES = 4
+
+
+@torch.no_grad()
+def ensemble(models: Sequence[SpeechModel], names: Sequence[str]) -> SpeechModel:
+    """The model whose logits are the mean of those of `models`, on the CPU in evaluation mode.
+
+    It has a CTC head if all of them have one.
+
+    Args:
+        models: two or more, on the CPU, of one kind of loss, with the same symbols, features and
+            frame rate, and predictors of one kind; the encoders may differ.
+        names: of each, for the error message.
+
+    Raises:
+        ValueError: there are too few models, or they differ in what they must share.
+    """
+    if len(models) < 2:
+        raise ValueError(f"an ensemble needs at least 2 models, got {len(models)}")
+    shared = [_shared_settings(model) for model in models]
+    for name, settings in zip(names[1:], shared[1:], strict=True):
+        for key, value in settings.items():
+            if value != shared[0].get(key):
+                raise ValueError(
+                    f"{name} has {key}={value}, and {names[0]} has {shared[0].get(key)}: models of "
+                    "an ensemble need the same value"
+                )
+    with UninitialisedParameters():
+        joined = build_model(*_configuration(models))
+    assert isinstance(joined.encoder, EnsembleEncoder)
+    for member, model in zip(joined.encoder.members, models, strict=True):
+        member.load_state_dict(model.encoder.state_dict())
+    if joined.ctc_head is not None:
+        _join_outputs(joined.ctc_head, [model.ctc_head for model in models])
+    if isinstance(joined, TransducerModel):
+        _join_transducers(joined, [m for m in models if isinstance(m, TransducerModel)])
+    return joined.eval()
+
+
+def _shared_settings(model: SpeechModel) -> dict[str, Any]:
+    """What the models of an ensemble must have in common."""
+    config, loss, encoder = model.config, model.loss_config, model.encoder
+    settings: dict[str, Any] = {
+        "a vocabulary of": model.vocab_size,
+        "model.encoder.features": config.encoder.features,
+        "model.encoder.num_mel_bins": config.encoder.num_mel_bins,
+        "feature frames per encoder frame": encoder.subsampling_factor,
+    }
+    if not isinstance(model, TransducerModel):
+        return {"loss.kind": "ctc", **settings}
+    settings["loss.kind"] = "pruned or full"
+    for key in ("rnnt_type", "hat", "durations"):
+        settings[f"loss.{key}"] = getattr(loss, key)
+    settings["model.joiner_activation"] = config.joiner_activation
+    for key in ("kind", "context_size", "layers"):
+        settings[f"model.predictor.{key}"] = getattr(config.predictor, key, None)
+    return settings
+
+
+def _configuration(models: Sequence[SpeechModel]) -> tuple[ModelConfig, int, LossConfig]:
+    first = models[0]
+    encoder = EnsembleConfig(
+        num_mel_bins=first.config.encoder.num_mel_bins,
+        features=first.config.encoder.features,
+        # As they are read from a file, which has lists instead of tuples.
+        members=tuple(
+            json.loads(json.dumps(dataclasses.asdict(model.config.encoder))) for model in models
+        ),
+    )
+    predictor_dim = sum(model.config.predictor.dim for model in models)
+    config = dataclasses.replace(
+        first.config,
+        encoder=encoder,
+        predictor=dataclasses.replace(first.config.predictor, dim=predictor_dim),
+        joiner_dim=sum(model.config.joiner_dim for model in models),
+    )
+    is_transducer = isinstance(first, TransducerModel)
+    has_head = all(model.ctc_head is not None for model in models)
+    loss = dataclasses.replace(
+        first.loss_config,
+        # The pruned loss has parameters of its own.
+        kind="full" if is_transducer else "ctc",
+        ctc_scale=first.loss_config.ctc_scale if has_head else 0.0,
+        cr_ctc_scale=0.0,
+        target_delay_ms=None,
+    )
+    return config, first.vocab_size, loss
+
+
+def _join_transducers(joined: TransducerModel, models: Sequence[TransducerModel]) -> None:
+    joiners = [model.joiner for model in models]
+    for name in ("encoder_proj", "decoder_proj"):
+        _join_inputs(getattr(joined.joiner, name), [getattr(joiner, name) for joiner in joiners])
+    for name in ("output_linear", "duration_linear"):
+        if getattr(joined.joiner, name) is not None:
+            layers = [getattr(joiner, name) for joiner in joiners]
+            _join_outputs(getattr(joined.joiner, name), layers)
+    _join_predictors(joined.predictor, [model.predictor for model in models])
+
+
+def _join_inputs(joined: nn.Linear, layers: Sequence[nn.Linear]) -> None:
+    """Every layer takes its own part of the input to its own part of the output."""
+    joined.weight.copy_(torch.block_diag(*(layer.weight for layer in layers)))
+    joined.bias.copy_(torch.cat([layer.bias for layer in layers]))
+
+
+def _join_outputs(joined: nn.Linear, layers: Sequence[Any]) -> None:
+    """The mean of what the layers make of their own parts of the input."""
+    joined.weight.copy_(torch.cat([layer.weight for layer in layers], dim=1) / len(layers))
+    joined.bias.copy_(torch.stack([layer.bias for layer in layers]).mean(dim=0))
+
+
+def _join_predictors(joined: Predictor, predictors: Sequence[Any]) -> None:
+    embeddings = [predictor.embedding.weight for predictor in predictors]
+    if isinstance(joined, StatelessPredictor):
+        joined.embedding.weight.copy_(torch.cat(embeddings, dim=1))
+        if joined.convolution is not None:
+            # Its groups do not mix the parts.
+            weights = [predictor.convolution.weight for predictor in predictors]
+            joined.convolution.weight.copy_(torch.cat(weights))
+        return
+    assert isinstance(joined, LstmPredictor)
+    joined.embedding.weight.copy_(torch.cat(embeddings, dim=1))
+    for name, parameter in joined.lstm.named_parameters():
+        parts = [predictor.lstm.get_parameter(name) for predictor in predictors]
+        parameter.copy_(_joined_gates(parts))
+
+
+def _joined_gates(parts: Sequence[Tensor]) -> Tensor:
+    """Weights (4 P, P) or biases (4 P,) of LSTM layers, as those of one layer of their total
+    width."""
+    gates = zip(*(part.chunk(_GATES) for part in parts), strict=True)
+    join = torch.block_diag if parts[0].dim() == 2 else lambda *biases: torch.cat(biases)
+    return torch.cat([join(*gate) for gate in gates])

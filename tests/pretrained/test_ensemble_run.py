@@ -1,0 +1,112 @@
+"""`pruned-rnnt ensemble`: a run of several runs, which the other commands use like any run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from pruned_rnnt import load
+from pruned_rnnt.cli import main
+from pruned_rnnt.cli.command import EXIT_FAILED
+from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.data.input.training_durations import read_p99_duration, save_p99_duration
+from pruned_rnnt.licences.chain import read_chain
+from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.pretrained.ensemble_run import write_ensemble
+from pruned_rnnt.pretrained.found_model import NoModelError
+from pruned_rnnt.train.run import load_model, run_config
+from tests.tiny_corpus import make_corpus, trained_run
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("exp")
+    steps = ["train.steps=4", "train.save_every=2", "train.validate_every=4"]
+    return [
+        trained_run(corpus, root / f"seed{seed}", *steps, f"train.seed={seed}") for seed in (1, 2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def joined(runs: list[Path]) -> Path:
+    folder = runs[0].parent / "joined"
+    assert main(["ensemble", *map(str, runs), "--output", str(folder)]) == 0
+    return folder
+
+
+def _weight(run: Path, *settings: str) -> torch.Tensor:
+    model = load_model(run_config(run, settings)).model
+    assert isinstance(model, TransducerModel)
+    return model.joiner.output_linear.weight.detach()
+
+
+def test_commands_use_it_like_any_run(
+    runs: list[Path], joined: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.testing.assert_close(
+        _weight(joined), torch.cat([_weight(run) for run in runs], dim=1) / 2
+    )
+    assert main(["decode", str(joined)]) == 0
+    assert "test greedy step-00000000: WER" in capsys.readouterr().out
+    assert main(["export", str(joined), "--format", "torch", "--output", str(tmp_path)]) == 0
+    audio = torch.zeros(16000).numpy()
+    texts = [load(path).transcribe(audio).text for path in (joined, tmp_path)]
+    assert texts[0] == texts[1]
+
+
+def test_it_names_what_it_was_made_of(runs: list[Path], joined: Path) -> None:
+    chain = read_chain(joined)
+    assert chain is not None
+    names = [(origin.kind, origin.name) for origin in chain.origins]
+    assert [name for kind, name in names if kind == "weights"] == ["seed1", "seed2"]
+    assert len([name for kind, name in names if kind == "data"]) == 1
+    longest = [read_p99_duration(run) for run in runs]
+    assert read_p99_duration(joined) == longest[0]
+
+
+def test_checkpoints_can_be_chosen(runs: list[Path], tmp_path: Path) -> None:
+    first, last = sorted((runs[0] / "checkpoints").glob("step-*.pt"))
+    paths = [str(first), str(last)]
+    options = ["decode.use_average=false", "--output", str(tmp_path / "two")]
+    assert main(["ensemble", *paths, *options]) == 0
+    parts = [
+        _weight(runs[0], "decode.use_average=false", f"decode.checkpoint={path}") for path in paths
+    ]
+    torch.testing.assert_close(_weight(tmp_path / "two"), torch.cat(parts, dim=1) / 2)
+    assert run_config(tmp_path / "two").decode.checkpoint == "last"
+
+
+def test_the_shortest_training_utterances_count(runs: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(runs[1], tmp_path / "short")
+    save_p99_duration(tmp_path / "short", 0.5)
+    write_ensemble([runs[0], tmp_path / "short"], tmp_path / "joined")
+    assert read_p99_duration(tmp_path / "joined") == 0.5
+
+
+def test_it_is_not_trained_further(
+    joined: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"train.folder={tmp_path / 'run'}", "data.num_workers=0", "train.device=cpu"]
+    assert main(["finetune", str(joined), str(corpus), *settings]) != 0
+    assert "train its members" in capsys.readouterr().err
+
+
+def test_wrong_runs_are_refused(
+    runs: list[Path], joined: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ensemble", str(runs[0]), "--output", str(tmp_path / "a")]) == EXIT_FAILED
+    assert "at least 2 models, got 1" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="already holds a run"):
+        write_ensemble(runs, joined)
+    with pytest.raises(NoModelError, match="does not exist"):
+        write_ensemble([runs[0], tmp_path / "none"], tmp_path / "a")
+    with pytest.raises(ConfigError, match="nonsense"):
+        write_ensemble(runs, tmp_path / "a", ["decode.nonsense=1"])
+    other = make_corpus(tmp_path / "corpus", words=("one", "two"))
+    other_run = trained_run(other, tmp_path / "other", "train.steps=1")
+    with pytest.raises(ValueError, match=r"the symbols of .*other differ from those of .*seed1"):
+        write_ensemble([runs[0], other_run], tmp_path / "a")
+    assert not (tmp_path / "a").exists()
