@@ -39,7 +39,8 @@ class Measured:
 
     seconds_per_step: with the time for loading, scaled to the mean batch of an epoch.
     steps: number of measured steps.
-    start_seconds: from the beginning to the first measured step, beyond the time of these steps.
+    start_seconds: what happens once: from the start of the process to the first measured step,
+        beyond the time of the steps before it, and the captures of CUDA graphs in all steps.
     epoch_seconds: from the beginning of an epoch to its first batches; steps wait for it.
     validation_seconds, checkpoint_seconds: of one validation, of writing one checkpoint.
     peak: largest memory in bytes, of tensors on a GPU, on a CPU that of the process.
@@ -106,9 +107,10 @@ def estimate(config: ExperimentConfig, *, scan_batches: int, seconds: float) -> 
         seconds: measure steps for about so long.
     """
     with _elsewhere(config) as changed:
-        started = time.perf_counter()
+        # What the process has computed until here are its imports.
+        imported, started = time.process_time(), time.perf_counter()
         trials = DryRun(changed)
-        built = time.perf_counter() - started
+        built = imported + time.perf_counter() - started
         scan = trials.scan(changed.data.max_duration, scan_batches)
         counts = count(changed, scan, trials.loader.utterances)
         tried = [
@@ -187,11 +189,12 @@ class _Measurement:
         reset_peak(trials.device)
         begun = time.perf_counter()
         warm_up = min(_WARM_UP[trials.device.type], self.counts.steps)
-        frames, steps, others, started = 0, 0, 0.0, begun
+        frames, steps, others, captured, started = 0, 0, 0.0, 0.0, begun
         for index, batches in enumerate(self._groups()):
             if index == warm_up:
                 self._wait()
                 started, others = time.perf_counter(), self._other_seconds()
+                captured = self._capture_seconds()
             self._step(batches, index)
             if index >= warm_up:
                 steps += 1
@@ -205,7 +208,7 @@ class _Measurement:
         views = trials.config.loss.views
         of_a_step = self.mean_frames * self.config.accumulate / (views * frames / steps)
         per_step = spent / steps * of_a_step
-        start_seconds = started - begun - warm_up * per_step
+        start_seconds = started - begun - warm_up * per_step + self._capture_seconds() - captured
         validation, checkpoint = self._validate(), self._save()
         return Measured(
             seconds_per_step=per_step,
@@ -246,8 +249,11 @@ class _Measurement:
 
     def _other_seconds(self) -> float:
         """Spent so far on what is rare in a training: captures, and the beginning of epochs."""
+        return sum(self.epoch_waits) + self._capture_seconds()
+
+    def _capture_seconds(self) -> float:
         graphs = self.trials.task.model.encoder_graphs
-        return sum(self.epoch_waits) + (0.0 if graphs is None else graphs.capture_seconds)
+        return 0.0 if graphs is None else graphs.capture_seconds
 
     def _validate(self) -> float:
         trials = self.trials
