@@ -58,7 +58,8 @@ def write_ensemble(
         model=model.config,
         loss=model.loss_config,
         finetune=FinetuneConfig(),
-        train=replace(config.train, folder=str(output), init="", compile_encoder=False),
+        # With train.init, which tells that the symbols of the data may be others than the model's.
+        train=replace(config.train, folder=str(output), compile_encoder=False),
         decode=replace(config.decode, checkpoint="last"),
         card=config.card if same_card else CardConfig(),
     )

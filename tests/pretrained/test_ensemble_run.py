@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -86,12 +87,30 @@ def test_the_shortest_training_utterances_count(runs: list[Path], tmp_path: Path
     assert read_p99_duration(tmp_path / "joined") == 0.5
 
 
+def test_runs_with_other_symbols_than_their_data(runs: list[Path], tmp_path: Path) -> None:
+    """As fine-tuned runs have."""
+    data = make_corpus(tmp_path / "corpus", words=("red", "one"))
+    for number, run in enumerate(runs):
+        shutil.copytree(run, tmp_path / f"run{number}")
+        path = tmp_path / f"run{number}/config.yaml"
+        text = path.read_text().replace("init: ''", "init: source")
+        path.write_text(re.sub(r"path: .*corpus.*", f"path: {data}", text))
+    members = [str(tmp_path / f"run{number}") for number in range(2)]
+    assert main(["ensemble", *members, "--output", str(tmp_path / "joined")]) == 0
+    assert main(["decode", str(tmp_path / "joined")]) == 0
+
+
 def test_it_is_not_trained_further(
     joined: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [f"train.folder={tmp_path / 'run'}", "data.num_workers=0", "train.device=cpu"]
     assert main(["finetune", str(joined), str(corpus), *settings]) != 0
     assert "train its members" in capsys.readouterr().err
+
+
+def test_it_does_not_stream(joined: Path) -> None:
+    with pytest.raises(ValueError, match="the model is an ensemble, which cannot stream"):
+        load(joined).stream()
 
 
 def test_wrong_runs_are_refused(
