@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import fcntl
 import logging
-import multiprocessing
 import os
 import threading
 from pathlib import Path
@@ -19,13 +17,7 @@ pytest.importorskip("triton")
 
 import triton
 
-from pruned_rnnt.model.kernels import (
-    compile_cache,
-    compile_processes,
-    stream,
-    swoosh,
-    variants,
-)
+from pruned_rnnt.model.kernels import compile_cache, stream, swoosh, variants
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.train.optim import scaled_adam_kernels
@@ -121,66 +113,6 @@ def test_variants_are_compiled_together_and_not_launched(
     with variants.compiled_together(DEVICE):
         launch()
     assert "fused kernels: 0 compiled, 1 loaded" in caplog.text
-
-
-def collect_three() -> None:
-    x = torch.zeros(2, 4, 16)
-    with variants.compiled_together(DEVICE):
-        launch()
-        stream.add(x, x, None, None)
-        stream.add(x, x, None, torch.bfloat16)
-
-
-def test_processes_compile_if_the_cache_lacks_the_first_variant(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(variants, "_LEAST_FOR_PROCESSES", 1)
-    here: list[str] = []
-    listener = triton.knobs.compilation.listener
-
-    def listen(**facts: Any) -> None:
-        if not facts["cache_hit"]:
-            here.append(facts["src"].name)
-        assert listener is not None
-        listener(**facts)
-
-    monkeypatch.setattr(triton.knobs.compilation, "listener", listen)
-    collect_three()
-    assert here == ["_swoosh_kernel"]
-    assert "fused kernels: 3 compiled, 0 loaded" in caplog.text
-    assert sorted(gpu.loaded) == ["_add_kernel", "_add_kernel", "_swoosh_kernel"]
-    assert multiprocessing.active_children() == []
-
-
-@pytest.mark.parametrize("what", ["exits", "fails", "has no memory", "is a daemon"])
-def test_without_processes_threads_compile(
-    gpu: FakeGpu,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    what: str,
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(variants, "_LEAST_FOR_PROCESSES", 1)
-    monkeypatch.setattr(compile_processes, "_MOST_SECONDS", 0.6)
-
-    def broken(*arguments: Any) -> Any:
-        if what == "exits":
-            os._exit(1)
-        if what == "is a daemon":
-            raise AssertionError("daemonic processes are not allowed to have children")
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    if what in ("has no memory", "is a daemon"):
-        monkeypatch.setattr(variants, "CompileProcesses", broken)
-    else:
-        # Found by its name in the forked processes, which have this one's modules.
-        broken.__module__, broken.__qualname__ = compile_processes.__name__, "_compile"
-        monkeypatch.setattr(compile_processes, "_compile", broken)
-    collect_three()
-    assert "fused kernels: 3 compiled, 0 loaded" in caplog.text
-    assert len(gpu.loaded) == 3
-    assert multiprocessing.active_children() == []
 
 
 def test_a_failed_pass_ends_the_collection(gpu: FakeGpu) -> None:

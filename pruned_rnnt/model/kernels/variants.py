@@ -2,12 +2,12 @@
 
 A Zipformer has about a hundred variants, which take half a minute one after another. Within
 `compiled_together` a pass of the model launches no kernel: it only shows which variants the model
-needs. If Triton's cache lacks the first one, processes compile the others. Threads load them:
+needs, and these are compiled in threads (most of Triton's compiler runs without Python's lock):
 
-    pass         k1 k2 k1 k3 ...          results are undefined
-    processes       [k2     ] [k4 ..
-                          [k3   ] [k5 ..
-    threads                        load k2, k3, ...
+    pass     k1 k2 k1 k3 ...      results are undefined
+    threads     [k1  ]
+                 [k2    ]
+                      [k3 ]
 """
 
 from __future__ import annotations
@@ -17,24 +17,22 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 import triton
 
 from pruned_rnnt.model.kernels import compile_cache
-from pruned_rnnt.model.kernels.compile_processes import CompileProcesses
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-_MOST_WORKERS = 16
-# For fewer variants, starting processes takes longer than they save.
-_LEAST_FOR_PROCESSES = 16
+# More threads wait for Python's lock.
+_MOST_THREADS = 16
 # Compilations that take longer have a progress bar or a line in the log.
 _SILENT_SECONDS = 3.0
 
@@ -51,12 +49,6 @@ class Counts:
         with self._lock:
             self.loaded += is_loaded
             self.compiled += not is_loaded
-
-    def add_compiled_elsewhere(self) -> None:
-        """A variant that another process compiled was loaded, and is not to count as such."""
-        with self._lock:
-            self.loaded -= 1
-            self.compiled += 1
 
 
 counts = Counts()
@@ -95,95 +87,36 @@ def compile_variant(jit: Any, device: int, arguments: tuple[Any, ...], num_warps
                 return variant()
 
 
-class _Variant(NamedTuple):
-    """A kernel, the key of the variant, and arguments for which it is to be compiled."""
-
-    kernel: Any
-    key: Any
-    arguments: tuple[Any, ...]
-    num_warps: int
-
-
 class Collector:
     """Compiles the variants of the kernels that are called, and launches none."""
 
     def __init__(self, device: int) -> None:
-        self.futures: list[Future[None]] = []
+        self.futures: dict[Any, Future[None]] = {}
         self._device = device
-        self._known: set[Any] = set()
-        self._waiting: list[_Variant] = []
-        self._started: list[tuple[_Variant, Callable[[], bool]]] = []
-        self._is_held = False
-        self._workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
-        self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="compile")
-        self._processes: CompileProcesses | None = None
+        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
 
     def add(self, kernel: Any, key: Any, arguments: tuple[Any, ...], num_warps: int) -> None:
-        """Start to compile or load a variant, if it is new."""
-        if key in kernel.compiled or (kernel, key) in self._known:
+        """Start to compile a variant, if it is new."""
+        if key in kernel.compiled or (kernel, key) in self.futures:
             return
-        self._known.add((kernel, key))
-        variant = _Variant(kernel, key, arguments, num_warps)
-        if not self.futures:
-            compiled = counts.compiled
-            self._submit(variant)
-            wait(self.futures)
-            self._is_held = counts.compiled > compiled
-        elif not self._is_held:
-            self._submit(variant)
-        else:
-            self._waiting.append(variant)
-            if len(self._waiting) == _LEAST_FOR_PROCESSES:
-                # Threads compile if there is no memory for processes, or in a daemon of Python's
-                # multiprocessing, which may have none.
-                with suppress(OSError, AssertionError):
-                    self._processes = CompileProcesses(self._workers, self._device)
-                self._is_held = False
-                self._submit_waiting()
-
-    def _submit_waiting(self) -> None:
-        for variant in self._waiting:
-            self._submit(variant)
-        self._waiting.clear()
-
-    def _submit(self, variant: _Variant) -> None:
-        if self._processes is None:
-            self.futures.append(self._threads.submit(self._compile, variant))
-        else:
-            was_compiled = self._processes.start(
-                variant.kernel.jit, variant.arguments, variant.num_warps
-            )
-            self._started.append((variant, was_compiled))
-
-    def _compile(self, variant: _Variant) -> None:
-        variant.kernel.compiled[variant.key] = compile_variant(
-            variant.kernel.jit, self._device, variant.arguments, variant.num_warps
+        self.futures[kernel, key] = self._pool.submit(
+            self._compile, kernel, key, arguments, num_warps
         )
 
-    def _load(self, variant: _Variant, was_compiled: Callable[[], bool]) -> None:
-        is_elsewhere = was_compiled()
-        self._compile(variant)
-        if is_elsewhere:
-            counts.add_compiled_elsewhere()
+    def _compile(self, kernel: Any, key: Any, arguments: tuple[Any, ...], num_warps: int) -> None:
+        kernel.compiled[key] = compile_variant(kernel.jit, self._device, arguments, num_warps)
 
     def finish(self, started: float) -> None:
         """Wait for all variants. One that fails is compiled, and fails, again when launched."""
-        self._submit_waiting()
-        # Not before: threads that load would take Python's lock from the pass.
-        self.futures += [self._threads.submit(self._load, *each) for each in self._started]
+        futures = list(self.futures.values())
         left = started + _SILENT_SECONDS - time.monotonic()
-        if wait(self.futures, timeout=max(left, 0.0)).not_done:
-            _wait_visibly(self.futures)
-        self._threads.shutdown()
-        self._close()
+        if wait(futures, timeout=max(left, 0.0)).not_done:
+            _wait_visibly(futures)
+        self._pool.shutdown()
 
     def cancel(self) -> None:
-        self._close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    def _close(self) -> None:
-        if self._processes is not None:
-            self._processes.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _wait_visibly(futures: list[Future[None]]) -> None:
