@@ -35,7 +35,7 @@ def _build_ensemble(config: EnsembleConfig) -> EnsembleEncoder:
     for number, values in enumerate(config.members):
         source = f"model.encoder.members[{number}]"
         kind = values.get("kind") if isinstance(values, Mapping) else None
-        if kind not in ENCODER_CONFIGS or kind == config.kind:
+        if not isinstance(kind, str) or kind not in ENCODER_CONFIGS:
             raise ConfigError(f"{source} is {values!r}, needs the settings of an encoder")
         members.append(build_encoder(from_dict(ENCODER_CONFIGS[kind], values, source)))
     if not members:

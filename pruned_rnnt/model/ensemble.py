@@ -75,10 +75,10 @@ def _shared_settings(model: SpeechModel) -> dict[str, Any]:
     """What the models of an ensemble must have in common."""
     config, loss, encoder = model.config, model.loss_config, model.encoder
     settings: dict[str, Any] = {
-        "a vocabulary of": model.vocab_size,
+        "vocab_size": model.vocab_size,
         "model.encoder.features": config.encoder.features,
         "model.encoder.num_mel_bins": config.encoder.num_mel_bins,
-        "feature frames per encoder frame": encoder.subsampling_factor,
+        "subsampling_factor": encoder.subsampling_factor,
     }
     if not isinstance(model, TransducerModel):
         return {"loss.kind": "ctc", **settings}

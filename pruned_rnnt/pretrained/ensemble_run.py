@@ -76,8 +76,8 @@ def _read(path: Path, settings: Sequence[str]) -> _Member:
     if found.kind != "run":
         raise NoModelError(f"{path} is no run: `pruned-rnnt import` makes one of it")
     chosen = [] if found.checkpoint is None else [f"decode.checkpoint={found.checkpoint}"]
-    # Runs keep where they were trained, and how they are decoded unless a setting says otherwise.
     config = run_config(found.path, [*settings, *chosen])
+    # Only here: the new run has the device of its first member.
     loaded = load_model(replace(config, train=replace(config.train, device="cpu")))
     name = found.path.resolve().name
     return _Member(

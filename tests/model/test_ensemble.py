@@ -142,6 +142,16 @@ def test_on_a_gpu() -> None:
     assert [h.symbols for h in found] == [h.symbols for h in expected]
 
 
+@torch.no_grad()
+def test_an_ensemble_of_ensembles() -> None:
+    models = _models()
+    pair = ensemble(models, ["a", "b"])
+    joined = ensemble([pair, pair], ["c", "d"])
+    assert isinstance(pair, TransducerModel)
+    assert isinstance(joined, TransducerModel)
+    torch.testing.assert_close(_logits_after(joined, [3]), _logits_after(pair, [3]))
+
+
 def test_models_that_differ_are_refused() -> None:
     first, _ = _models()
     with pytest.raises(ValueError, match="at least 2 models, got 1"):
@@ -169,7 +179,7 @@ def test_the_encoder_is_not_trained_and_does_not_stream() -> None:
 def test_settings_of_members_are_checked() -> None:
     with pytest.raises(ConfigError, match="members is empty"):
         build_encoder(EnsembleConfig())
-    for member in ("zipformer", {"kind": "ensemble"}, {"kind": "none"}):
+    for member in ("zipformer", {"layers": 1}, {"kind": "none"}):
         config = from_dict(ModelConfig, {"encoder": {"kind": "ensemble", "members": [member]}})
         with pytest.raises(ConfigError, match=r"members\[0\] is .*needs the settings"):
             build_encoder(config.encoder)
