@@ -57,7 +57,7 @@ def test_the_page_works(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert losses[-1] < losses[0]
     # A program that has not imported the file.
     assert main(["decode", str(run)]) != 0
-    kinds = "conformer, fastconformer, transformers, zipformer"
+    kinds = "conformer, ensemble, fastconformer, transformers, zipformer"
     assert f"'model.encoder.kind=lstm' is none of {kinds}" in capsys.readouterr().err
 
     # Each block is a file of its own.
