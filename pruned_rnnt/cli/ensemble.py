@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 _HELP = """\
 The logits of the new model are the mean of those of the RUNs: usually trainings of one
-configuration with other seeds (train.seed, data.seed). It makes fewer errors than any of them, and
-takes as long as all of them together. A RUN is a folder or one of its checkpoints; all have the
-same symbols, and predictors of the same kind. decode.checkpoint=best and decode.use_average=false
-choose the parameters of each folder.
+configuration with other seeds (train.seed, data.seed). It usually makes fewer errors than any of
+them, and takes as long as all of them together. A RUN is a folder or one of its checkpoints; all
+have the same symbols, and predictors of the same kind. decode.checkpoint=best and
+decode.use_average=false choose the parameters of each folder.
   pruned-rnnt ensemble exp/seed1 exp/seed2 exp/seed3 --output exp/ensemble
   pruned-rnnt decode exp/ensemble
 The new run is decoded, used for transcription and exported like any other, but it neither streams
@@ -34,7 +34,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 
 def ensemble(options: argparse.Namespace, console: Console) -> int:
-    """Join the models of several runs into one that is more accurate."""
+    """Join the models of several runs, such as seeds of one training, into one."""
     from pruned_rnnt.pretrained.ensemble_run import write_ensemble
 
     settings, runs = split_arguments(options.arguments)
