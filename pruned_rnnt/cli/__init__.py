@@ -49,7 +49,7 @@ Train and use transducer speech recognisers.
   pruned-rnnt train exp/synthetic                        continue after an interruption
   pruned-rnnt finetune exp/synthetic data/calls          start from a trained model
   pruned-rnnt decode exp/synthetic                       transcribe the test set, WER
-  pruned-rnnt ensemble exp/a exp/b --output exp/c        one model of several, more accurate
+  pruned-rnnt ensemble exp/a exp/b --output exp/c        one model of several
   pruned-rnnt inspect exp/synthetic                      history of the run
   pruned-rnnt report exp/synthetic                       a web page of curves and errors
   pruned-rnnt export exp/synthetic                       files for sherpa-onnx

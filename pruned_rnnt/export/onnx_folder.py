@@ -59,8 +59,7 @@ from pruned_rnnt.system.usage_errors import ExportError
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("sherpa_script.py")
-# sherpa-onnx's names of encoder types; both have the same inputs and outputs, those of any encoder.
-_OFFLINE_TYPES = {"conformer": "conformer"}
+# sherpa-onnx's name of an encoder that is no Conformer, whose inputs and outputs any encoder has.
 _OFFLINE_TYPE = "zipformer2"
 # Its name of a whole CTC model, of any encoder.
 _CTC_TYPE = "zipformer2_ctc"
@@ -283,7 +282,8 @@ def _metadata(graph: Graph, model: SpeechModel, source: str) -> dict[str, str]:
     elif isinstance(graph.module, TdtEncoderGraph):
         values.update(tdt_metadata(model))
     elif graph.name == "encoder":
-        values["model_type"] = _OFFLINE_TYPES.get(model.encoder.config.kind, _OFFLINE_TYPE)
+        is_conformer = model.encoder.config.kind == "conformer"
+        values["model_type"] = "conformer" if is_conformer else _OFFLINE_TYPE
     if isinstance(model, CtcModel) and not has_nemo_layout(model):
         values.update(model_type=_CTC_TYPE, vocab_size=model.vocab_size)
     elif isinstance(model, TransducerModel) and graph.name == "decoder":

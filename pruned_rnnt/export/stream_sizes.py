@@ -5,7 +5,6 @@ from __future__ import annotations
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import StreamingEncoder
-from pruned_rnnt.model.ensemble_encoder import EnsembleEncoder
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, ZipformerConfig
 from pruned_rnnt.system.usage_errors import ExportError
@@ -31,14 +30,10 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
             "recordings, or train a model with model.encoder.causal=true and "
             "model.encoder.feature_norm=fixed"
         )
-    if isinstance(model.encoder, EnsembleEncoder):
-        raise ExportError(
-            "the model is an ensemble, which cannot stream: use one of the runs that it was made of"
-        )
-    if not config.causal:
-        raise ExportError(
-            "the model is not causal, so it cannot stream: train it with model.encoder.causal=true"
-        )
+    try:
+        model.encoder.check_causal()
+    except ValueError as error:
+        raise ExportError(str(error)) from error
     trained_chunk, trained_left = config.stream_sizes
     chunk, left = chunk or trained_chunk, left or trained_left
     frame = frame_seconds(model.encoder)

@@ -113,7 +113,10 @@ class Encoder(nn.Module):
     def check_causal(self) -> None:
         """Raise ValueError if the encoder needs whole utterances."""
         if not self.config.causal:
-            raise ValueError("the encoder is not causal: train it with model.encoder.causal=true")
+            raise ValueError(
+                "the encoder is not causal, so it has no chunks and cannot stream: train it with "
+                "model.encoder.causal=true"
+            )
 
 
 class StreamingEncoder(nn.Module):

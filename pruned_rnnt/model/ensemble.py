@@ -145,19 +145,17 @@ def _join_outputs(joined: nn.Linear, layers: Sequence[Any]) -> None:
 
 
 def _join_predictors(joined: Predictor, predictors: Sequence[Any]) -> None:
+    assert isinstance(joined, StatelessPredictor | LstmPredictor)
     embeddings = [predictor.embedding.weight for predictor in predictors]
-    if isinstance(joined, StatelessPredictor):
-        joined.embedding.weight.copy_(torch.cat(embeddings, dim=1))
-        if joined.convolution is not None:
-            # Its groups do not mix the parts.
-            weights = [predictor.convolution.weight for predictor in predictors]
-            joined.convolution.weight.copy_(torch.cat(weights))
-        return
-    assert isinstance(joined, LstmPredictor)
     joined.embedding.weight.copy_(torch.cat(embeddings, dim=1))
-    for name, parameter in joined.lstm.named_parameters():
-        parts = [predictor.lstm.get_parameter(name) for predictor in predictors]
-        parameter.copy_(_joined_gates(parts))
+    if isinstance(joined, LstmPredictor):
+        for name, parameter in joined.lstm.named_parameters():
+            parts = [predictor.lstm.get_parameter(name) for predictor in predictors]
+            parameter.copy_(_joined_gates(parts))
+    elif joined.convolution is not None:
+        # Its groups do not mix the parts.
+        weights = [predictor.convolution.weight for predictor in predictors]
+        joined.convolution.weight.copy_(torch.cat(weights))
 
 
 def _joined_gates(parts: Sequence[Tensor]) -> Tensor:

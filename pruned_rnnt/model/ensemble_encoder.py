@@ -64,8 +64,8 @@ class EnsembleEncoder(Encoder):
 
     def check_causal(self) -> NoReturn:
         raise ValueError(
-            "model.encoder.kind is ensemble, which has no chunks and cannot stream: use one of the "
-            "runs that it was made of"
+            "the model is an ensemble, which cannot stream and has no chunks: use one of the runs "
+            "that it was made of"
         )
 
 

@@ -75,8 +75,7 @@ def _read(path: Path, settings: Sequence[str]) -> _Member:
     found = find_model(path)
     if found.kind != "run":
         raise NoModelError(f"{path} is no run: `pruned-rnnt import` makes one of it")
-    chosen = [] if found.checkpoint is None else [f"decode.checkpoint={found.checkpoint}"]
-    config = run_config(found.path, [*settings, *chosen])
+    config = run_config(found.path, [*settings, *found.settings])
     # Only here: the new run has the device of its first member.
     loaded = load_model(replace(config, train=replace(config.train, device="cpu")))
     name = found.path.resolve().name

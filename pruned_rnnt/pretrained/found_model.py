@@ -49,6 +49,11 @@ class FoundModel:
     checkpoint: Path | None = None
     tokens: Path | None = None
 
+    @property
+    def settings(self) -> list[str]:
+        """Of a run: the setting that chooses the checkpoint that was named, if one was."""
+        return [] if self.checkpoint is None else [f"decode.checkpoint={self.checkpoint}"]
+
 
 def find_model(path: Path, tokens: Path | None = None) -> FoundModel:
     """The model in the folder or file at `path`.

@@ -88,8 +88,7 @@ def _load_torch(
         from pruned_rnnt.decode.timing.calibration import read_calibration
         from pruned_rnnt.train.run import load_model, run_config
 
-        chosen = [] if found.checkpoint is None else [f"decode.checkpoint={found.checkpoint}"]
-        config = run_config(found.path, ["train.device=cpu", *chosen, *settings])
+        config = run_config(found.path, ["train.device=cpu", *found.settings, *settings])
         loaded = load_model(config)
         calibration = read_calibration(found.path, loaded.model.vocab_size)
         p99_duration = read_p99_duration(found.path)

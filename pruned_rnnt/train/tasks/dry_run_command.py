@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -145,7 +146,12 @@ def _estimate(options: argparse.Namespace, config: ExperimentConfig, console: Co
     from pruned_rnnt.train.tasks.dry_run import GIB
     from pruned_rnnt.train.tasks.estimate import estimate
 
-    found = estimate(config, scan_batches=options.scan_batches, seconds=options.estimate_seconds)
+    found = estimate(
+        config,
+        scan_batches=options.scan_batches,
+        seconds=options.estimate_seconds,
+        imports=time.process_time(),  # what this process has computed until here
+    )
     measured, counts = found.measured, found.counts
     where = "GPU memory" if pick_device(config.train).type == "cuda" else "memory of the process"
     console.print(

@@ -99,18 +99,20 @@ class Estimate:
         )
 
 
-def estimate(config: ExperimentConfig, *, scan_batches: int, seconds: float) -> Estimate:
+def estimate(
+    config: ExperimentConfig, *, scan_batches: int, seconds: float, imports: float = 0.0
+) -> Estimate:
     """Predict a training with this configuration.
 
     Args:
         scan_batches: number of batches of the first epoch among which the largest are searched.
         seconds: measure steps for about so long.
+        imports: seconds from the start of a process to the training.
     """
     with _elsewhere(config) as changed:
-        # What the process has computed until here are its imports.
-        imported, started = time.process_time(), time.perf_counter()
+        started = time.perf_counter()
         trials = DryRun(changed)
-        built = imported + time.perf_counter() - started
+        built = time.perf_counter() - started
         scan = trials.scan(changed.data.max_duration, scan_batches)
         counts = count(changed, scan, trials.loader.utterances)
         tried = [
@@ -121,7 +123,7 @@ def estimate(config: ExperimentConfig, *, scan_batches: int, seconds: float) -> 
         highest = max([measured.peak, *(trial.peak for trial in tried)])
         return Estimate(
             measured=dataclasses.replace(
-                measured, peak=highest, start_seconds=measured.start_seconds + built
+                measured, peak=highest, start_seconds=measured.start_seconds + built + imports
             ),
             memory={n: trials.memory(n) for n in _processes(trials)},
             counts=counts,
