@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.system.allocator import without_garbage_collection
+from pruned_rnnt.system.allocator import leave_inherited_garbage, without_garbage_collection
 
 # A shape is captured when it occurs for this time: capturing takes as long as two passes.
 CAPTURE_AT = 3
@@ -92,6 +92,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
     After an error, all graphs captured before must be dropped: they draw from another generator
     state than the eager passes.
     """
+    leave_inherited_garbage()  # a worker of the user's own loader may inherit this graph
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), without_garbage_collection():
         try:

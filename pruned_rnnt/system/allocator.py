@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 # Of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -41,6 +43,18 @@ def without_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@cache
+def leave_inherited_garbage() -> None:
+    """Processes that are forked from this one never collect the objects that they inherit.
+
+    CUDA does not work in a forked process: one that frees a CUDA tensor or graph is aborted.
+    Garbage that this process has not collected before the fork may hold both, for example after a
+    training.
+    """
+    if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 def end_without_collection() -> None:

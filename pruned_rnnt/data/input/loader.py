@@ -20,6 +20,7 @@ from pruned_rnnt.data.input.worker_signals import (
     ignore_job_signals,
     sigterm_blocked,
 )
+from pruned_rnnt.system.allocator import leave_inherited_garbage
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class BatchLoader:
         self.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
+        leave_inherited_garbage()
         # Start the workers now, not with the first batch, because starting them uses random state.
         with sigterm_blocked():
             batches = iter(self._loader)
