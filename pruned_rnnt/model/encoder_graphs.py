@@ -22,9 +22,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +56,13 @@ _START = 1000
 _WARM_UP_FRAMES = 64
 
 
+class Captures(NamedTuple):
+    """How many graphs were captured, and how many seconds that took."""
+
+    number: int
+    seconds: float
+
+
 class EncoderGraphs:
     """Runs the training passes of an encoder as CUDA graphs; results equal those of the encoder.
 
@@ -67,6 +74,7 @@ class EncoderGraphs:
 
     Attributes:
         gradients: the memory of the parameters' gradients.
+        captures: all of this object.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -90,7 +98,7 @@ class EncoderGraphs:
         self._output_dtype: torch.dtype | None = None
         self._failed = False
         self._hooks = hooks_inside(encoder)
-        self._captured, self._seconds = 0, 0.0
+        self.captures = Captures(0, 0.0)
 
     def __call__(
         self, features_NTF: Tensor, feature_lengths: Tensor, step: int = _START
@@ -115,8 +123,7 @@ class EncoderGraphs:
             # The memory of the coarser shapes, which do not occur again.
             self.clear()
         self._is_start = step < _START
-        padding = self._padding_at_start if self._is_start else self._padding
-        shape = padding.shape_of(features_NTF)
+        shape = self._padding_at(step).shape_of(features_NTF)
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = (shape, tuple(choices.items()), dtype)
         captured = self._graphs.get((key, self._conditions()))
@@ -138,10 +145,24 @@ class EncoderGraphs:
             return ()
         return tuple(self._clock.value(each) == 0.0 for each in self._recorder.conditions)
 
-    @property
-    def capture_seconds(self) -> float:
-        """Time that all captures took."""
-        return self._seconds
+    def _padding_at(self, step: int) -> BatchPadding:
+        return self._padding_at_start if step < _START else self._padding
+
+    def graph_of(self, utterances: int, frames: int, step: int) -> Hashable:
+        """Names the graph for a batch of this size at the step that the encoder is set to.
+
+        A training captures one for each name, and for each of the encoder's random choices with it.
+
+        Args:
+            step: number of optimiser steps before that of the batch.
+        """
+        padding = self._padding_at(step)
+        return (
+            step < _START,
+            padding.rows_of(utterances),
+            padding.frames_of(frames),
+            self._conditions(),
+        )
 
     def clear(self) -> None:
         """Drop all graphs, so that their memory can be released; shapes are captured again."""
@@ -179,13 +200,12 @@ class EncoderGraphs:
 
     def _report(self, seconds: float) -> None:
         """Log what graphs cost, when their number has doubled."""
-        self._captured += 1
-        self._seconds += seconds
-        if self._captured.bit_count() == 1:
+        earlier = self.captures
+        self.captures = Captures(earlier.number + 1, earlier.seconds + seconds)
+        if self.captures.number.bit_count() == 1:
             logger.info(
                 "CUDA graphs of the encoder: %d captured in %.1f s, memory of all %.2f GiB",
-                self._captured,
-                self._seconds,
+                *self.captures,
                 pool_bytes(self._pool) / 2**30,
             )
 

@@ -23,7 +23,11 @@ class BatchPadding(NamedTuple):
     def shape_of(self, features_NTF: Tensor) -> tuple[int, int, int]:
         """The padded shape of a batch."""
         batch, frames, bins = features_NTF.shape
-        return round_up(batch, 1, steps=self.steps), self.frames_of(frames), bins
+        return self.rows_of(batch), self.frames_of(frames), bins
+
+    def rows_of(self, utterances: int) -> int:
+        """The padded number of utterances."""
+        return round_up(utterances, 1, steps=self.steps)
 
     def frames_of(self, frames: int) -> int:
         """The padded number of feature frames."""

@@ -101,6 +101,11 @@ class SpeechModel(nn.Module):
     def _new_ctc_head(self) -> nn.Linear:
         return nn.Linear(self.encoder.output_dim, self.vocab_size)
 
+    def set_step(self, step: float) -> None:
+        """Set the step of the encoder's schedules to that after `step` optimiser steps."""
+        steps = step * self.batch_seconds / _REFERENCE_SECONDS
+        self.encoder.set_step(self.steps_before + steps)
+
     def encode(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T, F) and (N,) -> encoder output (N, T', E) and its lengths."""
         graphs = self.inference_graphs
@@ -134,8 +139,7 @@ class SpeechModel(nn.Module):
             feature_lengths, target_lengths = feature_lengths.repeat(2), target_lengths.repeat(2)
             targets_NU = targets_NU.repeat(2, 1)
         if self.training:
-            steps = step * self.batch_seconds / _REFERENCE_SECONDS
-            self.encoder.set_step(self.steps_before + steps)
+            self.set_step(step)
         if self.encoder_graphs is not None and self.training and torch.is_grad_enabled():
             encoded_MTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths, step)
         else:

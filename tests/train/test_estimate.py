@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main
+from pruned_rnnt.config.load import load_config
+from pruned_rnnt.model import encoder_graphs, speech_model
+from pruned_rnnt.model.encoder_graphs import Captures
 from pruned_rnnt.train.engine.state import TrainingState
+from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.dry_run import DryRun
-from pruned_rnnt.train.tasks.estimate import Counts, Estimate, Measured, count
+from pruned_rnnt.train.tasks.estimate import Counts, Estimate, Measured, count, graphs_needed
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import tiny_experiment, tiny_overrides
+from tests.tiny_corpus import ZIPFORMER, tiny_experiment, tiny_overrides
 
 QUICK = ["--estimate", "--estimate-seconds", "0.1"]
 
@@ -95,6 +99,7 @@ def test_seconds_are_those_of_all_parts() -> None:
         seconds_per_step=0.5,
         steps=10,
         start_seconds=7.0,
+        captures=Captures(20, 2.5),
         epoch_seconds=0.1,
         validation_seconds=3.0,
         checkpoint_seconds=1.0,
@@ -102,4 +107,24 @@ def test_seconds_are_those_of_all_parts() -> None:
     )
     counts = Counts(steps=100, steps_per_epoch=10.0, validations=4, checkpoints=9)
     estimate = Estimate(measured=measured, memory={}, counts=counts, scan=None, failed=())  # type: ignore[arg-type]
-    assert estimate.seconds == pytest.approx(7 + 50 + 9 * 0.1 + 12 + 9)
+    assert estimate.seconds == pytest.approx(7 + 2.5 + 50 + 9 * 0.1 + 12 + 9)
+
+
+@pytest.mark.gpu
+def test_graphs_needed_are_those_that_a_training_captures(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The schedules of the encoder then reach zero at three steps of the training.
+    monkeypatch.setattr(speech_model, "_REFERENCE_SECONDS", 16.0)
+    monkeypatch.setattr(encoder_graphs, "_START", 6)
+    settings = tiny_overrides(corpus, tmp_path / "run", "train.device=cuda", "train.steps=15")
+    kept = [each for each in settings if not each.startswith("model.encoder.")]
+    encoder = ["model.encoder.kind=zipformer", *ZIPFORMER, "model.encoder.warm_up_steps=1"]
+    config = load_config(ExperimentConfig, None, [*kept, *encoder, "train.accumulate=2"])
+    trials = DryRun(config)
+    largest = trials.scan(config.data.max_duration, 1000).largest
+    trials.try_batch(largest["padded frames"])  # a capture knows the schedules that it depends on
+    needed = graphs_needed(trials, 15)
+    trainer = speech_trainer(config)
+    trainer.run()
+    assert needed == trainer.model.encoder_graphs.captures.number > 2

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -183,6 +183,14 @@ class DryRun:
                 longest=max(durations),
                 seconds=sum(durations),
             )
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """Utterances, of both views with CR-CTC, and longest frames of a training's batches."""
+        views = self.config.loss.views
+        for epoch in count():
+            self.loader.set_epoch(epoch)
+            for cuts in self.loader.sampler:
+                yield views * len(cuts), max(_frames(cut) for cut in cuts)
 
     def try_batch(self, sampled: SampledBatch) -> Trial:
         """Run forward, backward and update on a batch."""

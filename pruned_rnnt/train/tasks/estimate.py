@@ -12,12 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
 
+from pruned_rnnt.model.encoder_graphs import Captures
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups
@@ -29,6 +31,8 @@ from pruned_rnnt.train.tasks.dry_run import DryRun, Scan, Trial
 # Steps that are not measured: kernels are compiled and most CUDA graphs captured in them.
 _WARM_UP = {"cpu": 2, "cuda": 30}
 _FEWEST_STEPS = 4
+# Batches whose sizes are drawn to count CUDA graphs; later ones rarely need new graphs.
+_SIZES = 5000
 # Numbers of processes for which an estimate has the memory.
 _DIVIDED_AMONG = (1, 2, 4, 8)
 
@@ -40,7 +44,8 @@ class Measured:
     seconds_per_step: with the time for loading, scaled to the mean batch of an epoch.
     steps: number of measured steps.
     start_seconds: what happens once: from the start of the process to the first measured step,
-        beyond the time of the steps before it, and the captures of CUDA graphs in all steps.
+        beyond the time of the steps before it.
+    captures: of CUDA graphs after that, in the whole training.
     epoch_seconds: from the beginning of an epoch to its first batches; steps wait for it.
     validation_seconds, checkpoint_seconds: of one validation, of writing one checkpoint.
     peak: largest memory in bytes, of tensors on a GPU, on a CPU that of the process.
@@ -49,6 +54,7 @@ class Measured:
     seconds_per_step: float
     steps: int
     start_seconds: float
+    captures: Captures
     epoch_seconds: float
     validation_seconds: float
     checkpoint_seconds: float
@@ -91,6 +97,7 @@ class Estimate:
         measured, counts = self.measured, self.counts
         return (
             measured.start_seconds
+            + measured.captures.seconds
             + counts.steps * measured.seconds_per_step
             # The start has the first one.
             + (counts.epochs - 1) * measured.epoch_seconds
@@ -172,6 +179,22 @@ def count(config: ExperimentConfig, scan: Scan, utterances: int | None) -> Count
     )
 
 
+def graphs_needed(trials: DryRun, steps: int) -> int:
+    """How many CUDA graphs a training captures in so many steps (in the first `_SIZES` batches)."""
+    model = trials.task.model
+    if model.encoder_graphs is None:
+        return 0
+    found = set()
+    accumulate = trials.config.train.accumulate
+    for index, (utterances, frames) in enumerate(
+        islice(trials.sizes(), min(steps * accumulate, _SIZES))
+    ):
+        step = index // accumulate
+        model.set_step(step)
+        found.add(model.encoder_graphs.graph_of(utterances, frames, step))
+    return len(found)
+
+
 class _Measurement:
     """Steps as in the middle of a training, with its loader, on the model of a dry run."""
 
@@ -191,12 +214,13 @@ class _Measurement:
         reset_peak(trials.device)
         begun = time.perf_counter()
         warm_up = min(_WARM_UP[trials.device.type], self.counts.steps)
-        frames, steps, others, captured, started = 0, 0, 0.0, 0.0, begun
+        frames, steps, others, started = 0, 0, 0.0, begun
+        captured = self._captures()
         for index, batches in enumerate(self._groups()):
             if index == warm_up:
                 self._wait()
                 started, others = time.perf_counter(), self._other_seconds()
-                captured = self._capture_seconds()
+                captured = self._captures()
             self._step(batches, index)
             if index >= warm_up:
                 steps += 1
@@ -210,12 +234,13 @@ class _Measurement:
         views = trials.config.loss.views
         of_a_step = self.mean_frames * self.config.accumulate / (views * frames / steps)
         per_step = spent / steps * of_a_step
-        start_seconds = started - begun - warm_up * per_step + self._capture_seconds() - captured
+        captures = self._captures_after(captured)
         validation, checkpoint = self._validate(), self._save()
         return Measured(
             seconds_per_step=per_step,
             steps=steps,
-            start_seconds=max(0.0, start_seconds),
+            start_seconds=max(0.0, started - begun - warm_up * per_step),
+            captures=captures,
             epoch_seconds=mean(self.epoch_waits),
             validation_seconds=validation,
             checkpoint_seconds=checkpoint,
@@ -251,11 +276,19 @@ class _Measurement:
 
     def _other_seconds(self) -> float:
         """Spent so far on what is rare in a training: captures, and the beginning of epochs."""
-        return sum(self.epoch_waits) + self._capture_seconds()
+        return sum(self.epoch_waits) + self._captures().seconds
 
-    def _capture_seconds(self) -> float:
+    def _captures(self) -> Captures:
         graphs = self.trials.task.model.encoder_graphs
-        return 0.0 if graphs is None else graphs.capture_seconds
+        return Captures(0, 0.0) if graphs is None else graphs.captures
+
+    def _captures_after(self, earlier: Captures) -> Captures:
+        """What a training captures after the first steps, if captures take as long as here."""
+        number, seconds = self._captures()
+        more = max(0, graphs_needed(self.trials, self.counts.steps) - earlier.number)
+        if number > earlier.number:  # the first ones take longer
+            number, seconds = number - earlier.number, seconds - earlier.seconds
+        return Captures(more, more * seconds / max(number, 1))
 
     def _validate(self) -> float:
         trials = self.trials
