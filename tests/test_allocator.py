@@ -32,6 +32,7 @@ def page_faults(mode: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_freed_blocks_are_used_again() -> None:
     # By default each of forty blocks has 16,384 new pages (fewer where the system uses large ones).
     # With memory kept, the first few have: the heap may still grow.

@@ -149,6 +149,7 @@ for call in (compiled, loss, compiled):
 """
 
 
+@pytest.mark.slow
 def test_missing_library_is_warned_about_once_at_the_first_fallback(tmp_path: Path) -> None:
     """Not at import or while tracing, but in the first call, also of a compiled function."""
     (tmp_path / "build_notes.txt").write_text("cpu: not built: no C++ compiler found\n")
@@ -163,6 +164,7 @@ def test_missing_library_is_warned_about_once_at_the_first_fallback(tmp_path: Pa
     assert "PRUNED_RNNT_BACKEND=fallback silences" in warning
 
 
+@pytest.mark.slow
 def test_requested_fallback_is_not_warned_about() -> None:
     result = run_with_torch(CALLS, PRUNED_RNNT_BACKEND="fallback")
     assert result.stdout.splitlines() == ["traced", "silent", "silent", "silent"], result.stderr

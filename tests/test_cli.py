@@ -57,6 +57,7 @@ def test_decode_other_sets_and_checkpoints(
     assert "dev greedy" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_fused_kernels_are_chosen(run: Path, tmp_path: Path) -> None:
     output = ["--output", str(tmp_path)]
     for command in (["decode", str(run)], ["align", str(run), *output]):
@@ -78,6 +79,7 @@ def test_average_then_decode(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "average-last-2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_decode_with_the_average_of_the_last_checkpoints(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +106,7 @@ def test_average_of_fewer_checkpoints(run: Path, tmp_path: Path) -> None:
         load_model(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_progress_bars_are_for_terminals(
     is_terminal: bool,

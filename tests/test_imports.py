@@ -286,6 +286,7 @@ def run_alone(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_losses_need_no_import_of_their_own() -> None:
     """Every name of the package is there at its first use, which imports torch."""
     code = (
@@ -313,6 +314,7 @@ def test_help_loads_no_library(arguments: list[str]) -> None:
     assert out.stdout.splitlines()[-2:] == ["0", "[]"], out.stderr
 
 
+@pytest.mark.slow
 def test_transcribing_loads_no_data_library() -> None:
     """lhotse is for the data of training; with it, the first text comes later."""
     code = (
@@ -337,6 +339,7 @@ def test_losses_need_torch_alone() -> None:
     assert out.stdout.strip() == "[]", out.stderr
 
 
+@pytest.mark.slow
 def test_import_leaves_the_compiler_out() -> None:
     """Dynamo takes as long to import as torch; once imported, it still keeps losses whole."""
     code = """

@@ -208,6 +208,7 @@ def test_rows_of_whole_processes(tmp_path: Path) -> None:
     assert [json.loads(line) for line in saved] == rows
 
 
+@pytest.mark.slow
 def test_a_failed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRUNED_RNNT_BACKEND", "none")  # raises at the first use of a loss
     (tmp_path / "one").mkdir()

@@ -44,6 +44,7 @@ def speech(seconds: float) -> np.ndarray:
     return 0.1 * np.random.default_rng(0).standard_normal(int(16000 * seconds), dtype=np.float32)
 
 
+@pytest.mark.slow
 def test_every_format_has_every_utterance(
     run: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def word_starts(path: Path) -> list[float]:
     return [float(line.split()[2]) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_programs")
 def test_commands_use_the_calibration(
     run: Path, loaded: LoadedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]

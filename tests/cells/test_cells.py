@@ -61,10 +61,9 @@ def test_every_public_function_has_cells() -> None:
     assert public - {cell.subject.function for cell in all_cells()} == NO_CELLS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "part", [pytest.param(x, marks=pytest.mark.slow if x == "compilers" else ()) for x in PARTS]
-)
+@pytest.mark.parametrize("part", PARTS)
 def test_every_cell_is_right_or_refused(part: str, device: str) -> None:
     cells = all_cells()
     numbers = [n for n, cell in enumerate(cells) if cell.family in PARTS[part]]

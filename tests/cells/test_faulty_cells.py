@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.cells import faulty_table, runner
 from tests.cells.cell import CRASH, REFUSED, RIGHT, WRONG
 
@@ -20,6 +22,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.slow
 def test_each_fault_is_noticed() -> None:
     names = [cell.row for cell in faulty_table.cells()]
     outcomes = runner.run(range(len(names)), table=faulty_table.__name__)

@@ -109,6 +109,7 @@ def test_lines_and_file(tmp_path: Path) -> None:
         read_delays(path)
 
 
+@pytest.mark.slow
 def test_decode_writes_the_delays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

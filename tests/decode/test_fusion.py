@@ -101,6 +101,7 @@ def sequences(length: int) -> list[tuple[int, ...]]:
     return shorter + [(*s, v) for s in longest for v in range(1, VOCAB)] * (length > 0)
 
 
+@pytest.mark.slow
 def test_ngram_adds_its_scores(tmp_path: Path) -> None:
     path = tmp_path / "lm.arpa"
     path.write_text(ARPA)

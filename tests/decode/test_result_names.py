@@ -94,6 +94,7 @@ def test_the_same_computation_has_the_same_name(run: Path) -> None:
     assert decoded(run, "decode.beam_size=9").keys() == first.keys()  # greedy search has no beam
 
 
+@pytest.mark.slow
 def test_several_sets_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for value in ("dev,test", "[dev, test]"):
         assert main(["decode", str(run), f"decode.split={value}"]) == 0
@@ -252,6 +253,7 @@ def test_processes_do_not_lose_each_others_rows(tmp_path: Path) -> None:
     assert not list((tmp_path / "results").glob(".*"))
 
 
+@pytest.mark.slow
 def test_alignments_of_another_model_are_kept(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

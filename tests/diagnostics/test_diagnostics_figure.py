@@ -102,6 +102,7 @@ def test_nan_and_bfloat16_are_drawn() -> None:
     assert image.get_array().max() == 0
 
 
+@pytest.mark.slow
 def test_pyplot_is_not_imported() -> None:
     code = (
         "import sys, torch; from pruned_rnnt.diagnostics import lattice_figure\n"

@@ -119,6 +119,7 @@ def test_sherpa_onnx_finds_our_texts(
     assert beam[0]["text"]
 
 
+@pytest.mark.slow
 def test_onnxruntime_finds_the_path_of_our_search(
     exported: Exported, tokenizer: Tokenizer, audio: list[Path]
 ) -> None:

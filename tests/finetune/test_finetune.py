@@ -134,6 +134,7 @@ def test_resume_is_exact_without_the_source(
     assert [each["before"] for each in after[1]["sets"]] == [each["before"] for each in before]
 
 
+@pytest.mark.slow
 def test_kept_rows_and_all_other_parameters_are_those_of_the_source(root: Path) -> None:
     settings = [f"train.init={root}/run", f"data.path={root}/new"]
     source = load_model(run_config(root / "run"))

@@ -97,6 +97,7 @@ def test_balancers_change_gradients_in_training_alone(monkeypatch: pytest.Monkey
         assert (gradient - expected[name]).norm() > 1e-3 * expected[name].norm(), name
 
 
+@pytest.mark.slow
 def test_balancers_enlarge_small_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a loss that prefers no size, embeddings and output grow towards 0.5."""
     monkeypatch.setattr("pruned_rnnt.model.predictor._BALANCER_PROBABILITY", 1.0)

@@ -83,6 +83,7 @@ def test_only_silent_symbols_leave_the_blank() -> None:
     assert list(sequences(found, 0)) == [()]
 
 
+@pytest.mark.slow
 def test_a_long_utterance_finds_the_same() -> None:
     torch.manual_seed(6)
     call = beam_call(BeamCase(lengths=[5000], vocabulary=400, blank_logit=4.0))

@@ -44,6 +44,7 @@ def _weight(run: Path, *settings: str) -> torch.Tensor:
     return model.joiner.output_linear.weight.detach()
 
 
+@pytest.mark.slow
 def test_commands_use_it_like_any_run(
     runs: list[Path], joined: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +68,7 @@ def test_it_names_what_it_was_made_of(runs: list[Path], joined: Path) -> None:
     assert read_p99_duration(joined) == read_p99_duration(runs[0])
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_chosen(runs: list[Path], tmp_path: Path) -> None:
     first, last = sorted((runs[0] / "checkpoints").glob("step-*.pt"))
     paths = [str(first), str(last)]
@@ -79,6 +81,7 @@ def test_checkpoints_can_be_chosen(runs: list[Path], tmp_path: Path) -> None:
     assert run_config(tmp_path / "two").decode.checkpoint == "last"
 
 
+@pytest.mark.slow
 def test_the_shortest_training_utterances_count(runs: list[Path], tmp_path: Path) -> None:
     shutil.copytree(runs[1], tmp_path / "short")
     save_p99_duration(tmp_path / "short", 0.5)

@@ -17,6 +17,7 @@ def signed(rate: float) -> str:
     return f"{100 * rate:+.2f}".replace("-", "\u2212")
 
 
+@pytest.mark.slow
 def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> None:
     other = runs.write_run(tmp_path / "other", corpus)
     first, second = (runs.random_transcripts(150, rate, seed=5) for rate in (0.3, 0.1))
@@ -44,6 +45,7 @@ def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> 
     assert keys == ["run: WER", "other: WER"]
 
 
+@pytest.mark.slow
 def test_results_of_one_run_are_compared(run: Path) -> None:
     runs.write_decoded(run, runs.random_transcripts(30, 0.3, seed=6))
     runs.write_decoded(run, runs.random_transcripts(30, 0.2, seed=7), label="modified_beam")

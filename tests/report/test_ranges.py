@@ -40,6 +40,7 @@ def test_without_outliers_there_is_no_advice() -> None:
     assert range_section([], 8, "conformer") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ratio", [40.0, 3.0])
 def test_the_page_lists_the_worst_layers(
     run: Path, monkeypatch: pytest.MonkeyPatch, ratio: float

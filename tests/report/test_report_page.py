@@ -160,6 +160,7 @@ def test_run_without_results_says_what_to_run(run: Path) -> None:
     assert not page.find("article")
 
 
+@pytest.mark.slow
 def test_run_that_is_still_training(corpus: Path, tmp_path: Path) -> None:
     run = runs.write_run(tmp_path / "run", corpus, steps=100, done=3)
     with (run / "metrics.jsonl").open("a") as file:
@@ -186,6 +187,7 @@ def test_set_without_references(run: Path) -> None:
     assert (rows["WER"], rows["Ins"]) == ([None, 0.0], [2, 0])
 
 
+@pytest.mark.slow
 def test_data_that_are_gone(corpus: Path, tmp_path: Path) -> None:
     moved = shutil.copytree(corpus, tmp_path / "data")
     run = runs.write_run(tmp_path / "run", moved)

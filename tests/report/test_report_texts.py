@@ -25,6 +25,7 @@ def report(run: Path) -> runs.Element:
     return runs.parse(make_report(run, options=runs.NO_MEDIA).html)
 
 
+@pytest.mark.slow
 def test_set_of_characters_shows_words_where_a_script_has_them(run: Path) -> None:
     persian = runs.transcript("fa", PERSIAN, PERSIAN.replace("\u0635\u0628\u062d", "\u0635\u0628"))
     thai = runs.transcript("th", THAI, THAI.replace("\u0e49\u0e33", "\u0e32"))

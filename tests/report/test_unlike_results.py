@@ -94,6 +94,7 @@ def test_partners(tmp_path: Path) -> None:
     assert partner(first, [only("other", split="dev", utterances="dev data")]) is None
 
 
+@pytest.mark.slow
 def test_page_of_unlike_results(tmp_path: Path, corpus: Path) -> None:
     first, second = (runs.write_run(tmp_path / name, corpus) for name in NAMES)
     stem = runs.write_decoded(first, WORSE)

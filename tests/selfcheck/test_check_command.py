@@ -39,6 +39,7 @@ print("exit code", main(["check", "--device", "cpu", *sys.argv[1:]]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not has_native_kernel("log_probs", "cpu"), reason="the CPU library is not built"
 )

@@ -115,6 +115,7 @@ def test_percentile_of_counted_delays() -> None:
     assert _quantile(_counts([99.0] * 3)) == pytest.approx(6, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "slope", "lag"), [(0.2, 15, 30), (0.35, 25, 65), (0.2, 60, 65), (0.2, 25, 150)]
 )

@@ -42,6 +42,7 @@ def test_largest_batches_are_those_of_training(corpus: Path, tmp_path: Path) -> 
     assert partial.batches == 2
 
 
+@pytest.mark.slow
 def test_dry_run_prints_a_table_and_writes_nothing(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_out_of_memory_step_is_reported_and_skipped(
     assert "2 skipped" in next(r.message for r in caplog.records if "step 4/4" in r.message)
 
 
+@pytest.mark.slow
 def test_memory_that_the_model_keeps_is_released(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_float16_continues_after_an_out_of_memory_step(
     check_skipped(corpus, tmp_path / "run", seen, "train.precision=float16")
 
 
+@pytest.mark.slow
 def test_too_many_out_of_memory_steps_stop_training(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,6 +346,7 @@ def test_commands_refuse_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "is a run of task 'own'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_page_trains_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code blocks of the page, as a file that is run twice."""
     page = Path(__file__).parents[2] / "docs/tutorials/train_in_python.md"

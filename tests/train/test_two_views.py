@@ -91,6 +91,7 @@ def test_draws_are_those_of_the_epoch(corpus: Path, tmp_path: Path) -> None:
     assert sum(other) < len(other) / 2
 
 
+@pytest.mark.slow
 def test_dry_run_counts_both_views(corpus: Path, tmp_path: Path) -> None:
     frames = []
     for settings in ([], VIEWS):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,6 +27,7 @@ assert "torch._dynamo" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_updates_do_not_import_dynamo() -> None:
     subprocess.run([sys.executable, "-c", _UPDATE_WITH_EACH], check=True)
 

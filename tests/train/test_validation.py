@@ -140,6 +140,7 @@ def test_validation_skips_a_batch_that_does_not_fit(
     assert f" / {words}, " in next(line for line in log if " WER " in line)
 
 
+@pytest.mark.slow
 def test_validation_without_any_fitting_batch_has_no_score(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def decoded(encoder: EncoderConfig, decode: DecodeConfig) -> list[list[FinalText
     return [stream.take_finals() for stream in (muted, other)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "decode",
     [

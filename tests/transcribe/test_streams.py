@@ -78,6 +78,7 @@ def voice(number: int) -> np.ndarray:
     return samples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize(("loss", "decode"), MODELS)
 def test_stream_in_a_batch_equals_the_stream_alone(
