@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -110,6 +113,16 @@ def test_seconds_are_those_of_all_parts() -> None:
     assert estimate.seconds == pytest.approx(7 + 2.5 + 50 + 9 * 0.1 + 12 + 9)
 
 
+def test_graphs_are_counted_in_a_limited_time(corpus: Path, tmp_path: Path) -> None:
+    trials = DryRun(tiny_experiment(corpus, tmp_path / "run", "train.accumulate=2"))
+    trials.scan(8.0, 1000)
+    graphs: Any = SimpleNamespace(graph_of=lambda utterances, frames, step: (utterances, frames))
+    trials.task.model.encoder_graphs = graphs
+    sizes = set(islice(trials.sizes(), 14))
+    assert graphs_needed(trials, 7, seconds=60.0) == len(sizes) > 1
+    assert graphs_needed(trials, 7, seconds=-1.0) == 0
+
+
 @pytest.mark.gpu
 def test_graphs_needed_are_those_that_a_training_captures(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +137,7 @@ def test_graphs_needed_are_those_that_a_training_captures(
     trials = DryRun(config)
     largest = trials.scan(config.data.max_duration, 1000).largest
     trials.try_batch(largest["padded frames"])  # a capture knows the schedules that it depends on
-    needed = graphs_needed(trials, 15)
+    needed = graphs_needed(trials, 15, seconds=60.0)
     trainer = speech_trainer(config)
     trainer.run()
     assert needed == trainer.model.encoder_graphs.captures.number > 2

@@ -179,16 +179,21 @@ def count(config: ExperimentConfig, scan: Scan, utterances: int | None) -> Count
     )
 
 
-def graphs_needed(trials: DryRun, steps: int) -> int:
-    """How many CUDA graphs a training captures in so many steps (in the first `_SIZES` batches)."""
+def graphs_needed(trials: DryRun, steps: int, seconds: float) -> int:
+    """How many CUDA graphs a training captures in so many steps.
+
+    In its first `_SIZES` batches, or as many of them as the sampler draws in `seconds`.
+    """
     model = trials.task.model
     if model.encoder_graphs is None:
         return 0
     found = set()
     accumulate = trials.config.train.accumulate
-    for index, (utterances, frames) in enumerate(
-        islice(trials.sizes(), min(steps * accumulate, _SIZES))
-    ):
+    batches = min(steps * accumulate, _SIZES)
+    until = time.perf_counter() + seconds
+    for index, (utterances, frames) in enumerate(islice(trials.sizes(), batches)):
+        if time.perf_counter() > until:
+            break
         step = index // accumulate
         model.set_step(step)
         found.add(model.encoder_graphs.graph_of(utterances, frames, step))
@@ -234,7 +239,7 @@ class _Measurement:
         views = trials.config.loss.views
         of_a_step = self.mean_frames * self.config.accumulate / (views * frames / steps)
         per_step = spent / steps * of_a_step
-        captures = self._captures_after(captured)
+        captures = self._captures_after(captured, seconds)
         validation, checkpoint = self._validate(), self._save()
         return Measured(
             seconds_per_step=per_step,
@@ -282,10 +287,13 @@ class _Measurement:
         graphs = self.trials.task.model.encoder_graphs
         return Captures(0, 0.0) if graphs is None else graphs.captures
 
-    def _captures_after(self, earlier: Captures) -> Captures:
-        """What a training captures after the first steps, if captures take as long as here."""
+    def _captures_after(self, earlier: Captures, limit: float) -> Captures:
+        """What a training captures after the first steps, if captures take as long as here.
+
+        Counted in at most `limit` seconds.
+        """
         number, seconds = self._captures()
-        more = max(0, graphs_needed(self.trials, self.counts.steps) - earlier.number)
+        more = max(0, graphs_needed(self.trials, self.counts.steps, limit) - earlier.number)
         if number > earlier.number:  # the first ones take longer
             number, seconds = number - earlier.number, seconds - earlier.seconds
         return Captures(more, more * seconds / max(number, 1))
