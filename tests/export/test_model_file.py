@@ -147,6 +147,7 @@ def test_very_short_audio_is_transcribed(tokenizer: Tokenizer) -> None:
     assert isinstance(recogniser.transcribe_features(torch.zeros(1, 80)).text, str)
 
 
+@pytest.mark.slow
 def test_segments_are_as_long_as_training_utterances(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model(len(tokenizer))
     level_T = 2 * torch.sin(2 * torch.pi * 4 * torch.arange(6000) / 100)

@@ -38,6 +38,7 @@ def task_of(*settings: str) -> FinetuneTask:
     return FinetuneTask(config, Ranks(), torch.device("cpu"), source=source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "warned"),
     [

@@ -51,6 +51,7 @@ def checkpoint(path: Path, state: dict[str, Tensor]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("context_size", "ctc_scale"), [(2, 0.2), (2, 0.0), (1, 0.2)])
 def test_round_trip(context_size: int, ctc_scale: float, tmp_path: Path, tokens: Path) -> None:
     model = make_model(context_size, ctc_scale)

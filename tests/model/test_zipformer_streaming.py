@@ -43,7 +43,9 @@ def run_stream(
 
 
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
-@pytest.mark.parametrize("left_chunks", [1, 2, 5])
+@pytest.mark.parametrize(
+    "left_chunks", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 5))]
+)
 @pytest.mark.parametrize("feature_norm", ["none", "fixed"])
 @torch.inference_mode()
 def test_stream_equals_whole_utterance(

@@ -244,6 +244,7 @@ def test_audio_in_every_form(model: SpeechModel, tokenizer: Tokenizer, tmp_path:
             recogniser.transcribe(wrong)
 
 
+@pytest.mark.slow
 def test_settings_and_segments_are_used(
     model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

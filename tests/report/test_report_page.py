@@ -25,6 +25,7 @@ def percent(rate: float) -> str:
     return f"{100 * rate:.2f}%"
 
 
+@pytest.mark.slow
 def test_numbers_equal_those_of_the_scorer(run: Path) -> None:
     transcripts = runs.random_transcripts(200, 0.2, seed=1)
     runs.write_decoded(run, transcripts)

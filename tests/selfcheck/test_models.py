@@ -132,6 +132,7 @@ def test_a_resumed_step_is_the_same_bit_for_bit() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["load_optimiser_state", "restore_random_state"])
 def test_a_resumed_step_without_a_part_of_the_state(
     lost: str, monkeypatch: pytest.MonkeyPatch

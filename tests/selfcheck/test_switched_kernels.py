@@ -136,6 +136,7 @@ def test_encoder_kernels_and_graphs_are_switched(monkeypatch: pytest.MonkeyPatch
     assert model.inference_graphs is None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(library_file("cpu") is None, reason="the CPU library is not built")
 def test_switched_losses_run_in_plain_torch(tmp_path: Path) -> None:
     switch(LOSSES, "cpu", library_file("cpu"))

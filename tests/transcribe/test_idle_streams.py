@@ -72,6 +72,7 @@ def test_encoder_rests_in_digital_silence(
     assert all(any(final.text for final in finals) for finals in rested)
 
 
+@pytest.mark.slow
 def test_state_after_silence_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(ENCODERS[1], 8)
     recogniser = Recogniser(
