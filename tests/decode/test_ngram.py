@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from lhotse import CutSet
 
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
-from pruned_rnnt.decode.fusion.ngram_files import symbol_bigrams
+from pruned_rnnt.decode.fusion.ngram_files import read_texts, symbol_bigrams
 from pruned_rnnt.decode.search.scorer import TokenScorer
 from tests.decode.search_model import encoded, make_model, modified_beam_search
+from tests.tiny_corpus import make_corpus
 
 # <x> is not in the n-gram models: it counts as <unk>.
 SYMBOLS = ["<blk>", "<sos/eos>", "<unk>", "a", "b", "c", "d", "<x>"]
@@ -162,6 +165,27 @@ def test_bigrams_of_training_texts_are_subtracted(tmp_path: Path) -> None:
         ]
     with pytest.raises(FileNotFoundError, match=r"decode\.fusion\.bigram_texts: .* nothing"):
         build_scorers(FusionConfig(bigram_texts=str(tmp_path / "absent")), tokenizer)
+
+
+def test_a_prepared_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    read = PreparedFolder.cuts
+
+    def cuts(self: PreparedFolder, split: str, *, lazy: bool = False) -> CutSet:
+        reads.append(split)
+        return read(self, split, lazy=lazy)
+
+    corpus = make_corpus(tmp_path / "corpus", train=12)
+    expected = {cut.supervisions[0].text for cut in PreparedFolder(corpus).cuts("train")}
+    monkeypatch.setattr(PreparedFolder, "cuts", cuts)
+    texts = read_texts(corpus, "word_texts")
+    assert len(texts) == len(expected) < 12
+    assert set(texts) == expected
+    assert read_texts(corpus, "bigram_texts") == texts
+    assert reads == ["train"]
+    make_corpus(corpus, train=2, words=("one", "two", "three"))
+    assert len(read_texts(corpus, "word_texts")) <= 2
+    assert reads == ["train", "train"]
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ import math
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -136,14 +137,9 @@ def read_texts(path: Path, key: str) -> list[str]:
         FileNotFoundError: there is nothing at `path`.
         ValueError: there is no text.
     """
+    lines: Sequence[str]
     if path.is_dir():
-        # Imported here because they load lhotse, which transcribing needs for nothing else.
-        from pruned_rnnt.data.input.filters import cut_text
-        from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-
-        cuts = PreparedFolder(path, allow_commands=True).cuts("train", lazy=True)
-        # Copies at other speeds have the same text.
-        lines = list(dict.fromkeys(cut_text(cut) for cut in cuts))
+        lines = _training_texts(path)
     elif path.is_file():
         lines = path.read_text(encoding="utf-8").splitlines()
     else:
@@ -151,6 +147,26 @@ def read_texts(path: Path, key: str) -> list[str]:
     if not any(line.strip() for line in lines):
         raise ValueError(f"decode.fusion.{key}: {path} has no text")
     return [text for text in map(normal_form, lines) if text]
+
+
+def _training_texts(path: Path) -> tuple[str, ...]:
+    # Imported here because it loads lhotse, which transcribing needs for nothing else.
+    from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+
+    files = PreparedFolder(path, allow_commands=True).manifests("train")
+    return _texts_of_cuts(path.resolve(), tuple(file.stat().st_mtime_ns for file in files))
+
+
+# Several settings may name one folder, and each is read for its model and for its digest. A line of
+# a manifest takes a tenth of a millisecond.
+@lru_cache(maxsize=1)
+def _texts_of_cuts(path: Path, changed_ns: tuple[int, ...]) -> tuple[str, ...]:
+    from pruned_rnnt.data.input.filters import cut_text
+    from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+
+    cuts = PreparedFolder(path, allow_commands=True).cuts("train", lazy=True)
+    # Copies at other speeds have the same text.
+    return tuple(dict.fromkeys(cut_text(cut) for cut in cuts))
 
 
 def symbol_bigrams(texts: Iterable[Sequence[str]]) -> list[dict[Ngram, Entry]]:
