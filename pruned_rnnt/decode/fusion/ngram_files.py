@@ -17,12 +17,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from pruned_rnnt.data.tokens.normal_form import normal_form
 from pruned_rnnt.decode.fusion.word_ngram import NgramList, WordNgram
+
+if TYPE_CHECKING:
+    from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
 BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 # kenlm's log-probability of unknown words, to the base 10, for models that have none.
@@ -153,20 +156,19 @@ def _training_texts(path: Path) -> tuple[str, ...]:
     # Imported here because it loads lhotse, which transcribing needs for nothing else.
     from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
-    files = PreparedFolder(path, allow_commands=True).manifests("train")
-    return _texts_of_cuts(path.resolve(), tuple(file.stat().st_mtime_ns for file in files))
+    folder = PreparedFolder(path, allow_commands=True)
+    changed_ns = tuple(file.stat().st_mtime_ns for file in folder.manifests("train"))
+    return _texts_of_cuts(folder, changed_ns)
 
 
 # Several settings may name one folder, and each is read for its model and for its digest. A line of
 # a manifest takes a tenth of a millisecond.
 @lru_cache(maxsize=1)
-def _texts_of_cuts(path: Path, changed_ns: tuple[int, ...]) -> tuple[str, ...]:
+def _texts_of_cuts(folder: PreparedFolder, changed_ns: tuple[int, ...]) -> tuple[str, ...]:
     from pruned_rnnt.data.input.filters import cut_text
-    from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 
-    cuts = PreparedFolder(path, allow_commands=True).cuts("train", lazy=True)
     # Copies at other speeds have the same text.
-    return tuple(dict.fromkeys(cut_text(cut) for cut in cuts))
+    return tuple(dict.fromkeys(map(cut_text, folder.cuts("train", lazy=True))))
 
 
 def symbol_bigrams(texts: Iterable[Sequence[str]]) -> list[dict[Ngram, Entry]]:

@@ -153,20 +153,17 @@ def _estimate(options: argparse.Namespace, config: ExperimentConfig, console: Co
         imports=time.process_time(),  # what this process has computed until here
     )
     measured, counts = found.measured, found.counts
-    captures = measured.captures
+    once = f"start {measured.start_seconds:.3g} s"
+    if measured.captures.number:
+        number, seconds = measured.captures
+        once += f", {number} captures of CUDA graphs in {seconds:.3g} s"
     where = "GPU memory" if pick_device(config.train).type == "cuda" else "memory of the process"
     console.print(
         f"{counts.steps} steps of {measured.seconds_per_step:.3g} s "
         f"(mean of {measured.steps}), {counts.steps / counts.steps_per_epoch:.3g} epochs of "
         f"{counts.steps_per_epoch:.0f} steps, each begun in {measured.epoch_seconds:.3g} s",
         f"{counts.validations} validations of {measured.validation_seconds:.3g} s, "
-        f"{counts.checkpoints} times saved in {measured.checkpoint_seconds:.3g} s, "
-        f"start {measured.start_seconds:.3g} s"
-        + (
-            f", {captures.number} captures of CUDA graphs in {captures.seconds:.3g} s"
-            if captures.number
-            else ""
-        ),
+        f"{counts.checkpoints} times saved in {measured.checkpoint_seconds:.3g} s, {once}",
         f"estimate: {found.seconds / 3600:.3g} hours ({found.seconds:.0f} s), "
         f"{measured.peak / GIB:.2f} GiB {where}",
         sep="\n",
