@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from pruned_rnnt.data.prepare.corpus_options import (
     NumberOption,
@@ -39,12 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_index_range,
         metavar="A-B",
         help="with --only-test: use only recordings with these indices, for example 0-4",
-    )
-    parser.add_argument(
-        "--tokenizer-from",
-        type=Path,
-        metavar="DIR",
-        help="with --only-test: copy the tokenizer of this prepared folder",
     )
     for name, default, what in (
         ("speed", (0.85, 1.2), "speed factor (changes tempo, pitch and formants)"),
@@ -94,5 +87,5 @@ def check_options(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} must lie in [0, 1], got {getattr(options, name)}")
     if options.only_test and options.test_speakers:
         raise ValueError("--only-test uses every speaker in the folder; remove --test-speakers")
-    if not options.only_test and (options.indices or options.tokenizer_from):
-        raise ValueError("--indices and --tokenizer-from need --only-test")
+    if options.indices and not options.only_test:
+        raise ValueError("--indices needs --only-test")

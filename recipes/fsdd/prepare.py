@@ -21,7 +21,8 @@ from pruned_rnnt.recipes.fsdd.recordings import (
 from pruned_rnnt.recipes.fsdd.splits import split_recordings
 from rich.console import Console
 
-from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building
+from pruned_rnnt.data.input.prepared_folder import building
+from pruned_rnnt.data.prepare.corpus_options import tokenizer_of
 from pruned_rnnt.data.prepare.generated_corpus import (
     UtteranceWriter,
     generate_splits,
@@ -30,8 +31,6 @@ from pruned_rnnt.data.prepare.generated_corpus import (
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
 from pruned_rnnt.data.prepare.shard_workers import stream_shards
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.licences.chain import Licence
 
 NATURAL = Variation()
@@ -110,18 +109,11 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             description="joining digits",
             console=console,
         )
-        report.save_tokenizer(_tokenizer(options), folder)
+        report.save_tokenizer(tokenizer_of(options, DIGITS), folder)
         report.write(folder)
     report.show(options.output, console)
     if missing:
         console.print(f"{len(missing)} recordings are missing; the first one is {missing[0]}")
-
-
-def _tokenizer(options: argparse.Namespace) -> Tokenizer:
-    if options.tokenizer_from is not None:
-        return PreparedFolder(options.tokenizer_from).tokenizer()
-    config = TokenizerConfig(kind=options.tokens, vocab_size=options.vocab_size)
-    return train_tokenizer(DIGITS, config)
 
 
 def _shards(

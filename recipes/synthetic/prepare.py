@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,11 @@ from pruned_rnnt.data.audio.waveform import add_white_noise, scale_to_level
 from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.input.batch import AlignedWord
 from pruned_rnnt.data.input.prepared_folder import building
-from pruned_rnnt.data.prepare.corpus_options import add_common_arguments, add_count_arguments
+from pruned_rnnt.data.prepare.corpus_options import (
+    add_common_arguments,
+    add_count_arguments,
+    tokenizer_of,
+)
 from pruned_rnnt.data.prepare.generated_corpus import (
     Utterance,
     UtteranceWriter,
@@ -31,7 +35,7 @@ from pruned_rnnt.data.prepare.generated_corpus import (
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
 from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
 from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
-from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 from pruned_rnnt.licences.chain import Licence
 
 SAMPLING_RATE = 16000
@@ -141,10 +145,8 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             fresh_processes=True,
         )
         texts = [cut.supervisions[0].text for cut in cuts["train"]]
-        config = TokenizerConfig(kind=options.tokens, vocab_size=options.vocab_size)
         # Add the whole vocabulary, so that no word of the grammar is unknown.
-        report.save_tokenizer(train_tokenizer([*texts, *vocabulary()], config), folder)
-        report.details["tokenizer"] = asdict(config)
+        report.save_tokenizer(tokenizer_of(options, [*texts, *vocabulary()]), folder)
         report.write(folder)
     report.show(options.output, console)
 

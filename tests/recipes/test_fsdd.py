@@ -218,7 +218,7 @@ def test_prepare_suggests_the_configuration_of_its_tokens(
         (["--source", "{source}", "--test-speakers", "ann,bob,cid"], "left for the train split"),
         (["--source", "{source}", "--train", "0"], "--train must be at least 1"),
         (["--source", "{source}", "--synthetic", "1.5"], "--synthetic must lie in [0, 1]"),
-        (["--source", "{source}", "--indices", "0-4"], "need --only-test"),
+        (["--source", "{source}", "--indices", "0-4"], "needs --only-test"),
         (["--source", "{source}", "--only-test", "--test-speakers", "ann"], "--test-speakers"),
         (["--source", "{source}", "--only-test", "--indices", "50-60"], "no recordings with"),
     ],

@@ -71,6 +71,13 @@ def test_tokenizer_covers_the_grammar(corpus: PreparedFolder) -> None:
         assert tokenizer.decode(tokenizer.encode(word)) == word
 
 
+def test_tokenizer_of_other_data(corpus: PreparedFolder, tmp_path: Path) -> None:
+    output = tmp_path / "char"
+    options = ["--output", str(output), "--train", "2", "--dev", "1", "--test", "1"]
+    recipe.main([*options, "--tokens", "char", "--tokenizer-from", str(corpus.path)])
+    assert PreparedFolder(output).tokenizer().symbols == corpus.tokenizer().symbols
+
+
 def test_corpus_does_not_depend_on_number_of_jobs(corpus: PreparedFolder, tmp_path: Path) -> None:
     recipe.main(["--output", str(tmp_path / "again"), *OPTIONS, "--num-jobs", "1"])
     again = PreparedFolder(tmp_path / "again")

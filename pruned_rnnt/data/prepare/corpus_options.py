@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,10 +13,12 @@ from pruned_rnnt.data.prepare.corpus_entry import UtteranceLimits
 from pruned_rnnt.data.prepare.replacement import add_replace_argument, check_replaceable
 from pruned_rnnt.data.prepare.shard_writer import ShardConfig
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import (
     DEFAULT_VOCAB_SIZE,
     TOKENIZER_KINDS,
     TokenizerConfig,
+    train_tokenizer,
 )
 
 
@@ -74,7 +76,7 @@ def add_output_arguments(parser: argparse.ArgumentParser, output: str) -> None:
 def add_common_arguments(
     parser: argparse.ArgumentParser, *, output: str, tokenizer: TokenizerConfig
 ) -> None:
-    """The output options, --seed, --tokens and --vocab-size of every recipe of speech."""
+    """The output options, --seed and those of the tokenizer of every recipe of speech."""
     add_output_arguments(parser, output)
     add_number_arguments(parser, NumberOption("seed", 42, "N", "seed of all random draws"))
     parser.add_argument(
@@ -93,6 +95,20 @@ def add_common_arguments(
         help="largest number of symbols, for unigram and bpe "
         f"(default {default if size is None else size})",
     )
+    parser.add_argument(
+        "--tokenizer-from",
+        type=Path,
+        metavar="DIR",
+        help="copy the tokenizer of this prepared folder or run instead of training one",
+    )
+
+
+def tokenizer_of(options: argparse.Namespace, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer that the common options ask for: copied, or trained with these texts."""
+    if options.tokenizer_from is not None:
+        return PreparedFolder(options.tokenizer_from).tokenizer()
+    config = TokenizerConfig(kind=options.tokens, vocab_size=options.vocab_size)
+    return train_tokenizer(texts, config)
 
 
 def add_count_arguments(parser: argparse.ArgumentParser, counts: Mapping[str, int]) -> None:
@@ -167,12 +183,6 @@ def add_corpus_arguments(
         help="language of the texts, for example tr, unless SOURCE names those of its utterances: "
         "for rules of spelling, and for results by language"
         + (f" (default {text.language})" if text.language else ""),
-    )
-    data.add_argument(
-        "--tokenizer-from",
-        type=Path,
-        metavar="DIR",
-        help="copy the tokenizer of this prepared folder instead of training one",
     )
 
 
