@@ -15,12 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.decode_set import decode_set
-from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.scoring.headline import SetErrors
 from pruned_rnnt.finetune.source import Source
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.run.folder import RunFolder
@@ -28,23 +23,9 @@ from pruned_rnnt.system.json_file import damaged, from_json, read_json
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model
+from pruned_rnnt.train.tasks.split_errors import SplitErrors, first_split, measure_errors
 
 logger = logging.getLogger(__name__)
-
-_UNITS = {"wer": "words", "cer": "characters"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """Errors and words of the references of a set; characters instead of words if metric is cer."""
-
-    errors: int
-    words: int
-    metric: str = "wer"
-
-    @property
-    def rate(self) -> float:
-        return self.errors / max(self.words, 1)
 
 
 @dataclass(kw_only=True)
@@ -54,8 +35,8 @@ class TestSet:
     domain: str
     path: str
     split: str
-    before: Counts | None = None
-    after: Counts | None = None
+    before: SplitErrors | None = None
+    after: SplitErrors | None = None
 
 
 class Evaluation:
@@ -130,7 +111,7 @@ class Evaluation:
             known = each.after or each.before
             table.add_row(
                 f"{each.domain}: {each.path} {each.split}",
-                f"{known.words} {_UNITS[known.metric]}" if known else "",
+                f"{known.words} {known.unit}" if known else "",
                 *(f"{c.rate:.2%}" if c else "-" for c in (each.before, each.after)),
             )
         console.print(table)
@@ -152,27 +133,10 @@ class Evaluation:
         old = "" if self.source is None else self.source.data_path
         return bool(old) and _same(old, self.config.data.path)
 
-    def _decode(self, each: TestSet, model: SpeechModel, tokenizer: Tokenizer) -> Counts:
-        """Errors and words, summed over all processes."""
-        config = dataclasses.replace(self.config.data, path=each.path)
-        # Language models and hotwords are tied to the vocabulary that they were made for.
-        search = dataclasses.replace(self.config.decode, fusion=FusionConfig())
-        ranks = self.ranks
-        data = DataModule(
-            config,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            tokenizer=tokenizer,
-            kind=self.config.feature_kind,
-        )
-        # Starting workers draws from torch's generator.
-        with torch.random.fork_rng(devices=[]):
-            decoded = decode_set(model, data.test_loader(each.split), tokenizer, search)
-        utterances = [u for u in decoded.utterances if not u.repeated]
-        own = SetErrors.of([utterance.transcript for utterance in utterances])
-        total = sum(ranks.gather(own), SetErrors())
-        counts, metric = total.headline(search.metric), total.metric(search.metric)
-        return Counts(errors=counts.errors, words=counts.reference_words, metric=metric)
+    def _decode(self, each: TestSet, model: SpeechModel, tokenizer: Tokenizer) -> SplitErrors:
+        data = dataclasses.replace(self.config.data, path=each.path)
+        config = dataclasses.replace(self.config, data=data)
+        return measure_errors(model, tokenizer, config, each.split, ranks=self.ranks)
 
 
 def _is_worse(each: TestSet) -> bool:
@@ -187,7 +151,7 @@ def _test_sets(config: ExperimentConfig, old: str) -> list[TestSet]:
     for domain, path in (("new", config.data.path), ("old", old)):
         if domain == "old" and (not path or _same(path, config.data.path)):
             continue
-        split = _split(config, path)
+        split = first_split(path, f"{config.decode.split},{config.data.valid}")
         if split:
             sets.append(TestSet(domain=domain, path=path, split=split))
         else:
@@ -197,13 +161,6 @@ def _test_sets(config: ExperimentConfig, old: str) -> list[TestSet]:
 
 def _same(path: str, other: str) -> bool:
     return Path(path).resolve() == Path(other).resolve()
-
-
-def _split(config: ExperimentConfig, path: str) -> str:
-    """The split of decode.split, or else of data.valid; empty if the folder has neither."""
-    splits = PreparedFolder(Path(path)).splits()
-    wanted = (*config.decode.splits, *config.data.valid.split(","))
-    return next((split for split in wanted if split in splits), "")
 
 
 def _saved(folder: Path) -> list[TestSet]:

@@ -15,7 +15,11 @@ from pruned_rnnt.pretrained.found_model import NoModelError, find_model
 from pruned_rnnt.train.experiment import CardConfig, ExperimentConfig, FinetuneConfig
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from pruned_rnnt.train.run_chain import chain_of_run, with_itself
+from pruned_rnnt.train.tasks.split_errors import SplitErrors, first_split, measure_errors
 from pruned_rnnt.train.untrained_run import check_is_new, save_run
+
+# Utterances in which each model is measured.
+_MEASURED = 300
 
 
 class _Member(NamedTuple):
@@ -69,6 +73,36 @@ def write_ensemble(
     if durations:
         save_p99_duration(output, min(durations))
     return model
+
+
+def validation_split(run: Path) -> str:
+    """The split on which a run is validated; empty if its data are not there."""
+    data = run_config(run).data
+    return first_split(data.path, data.valid)
+
+
+def measure_ensemble(
+    paths: Sequence[Path], output: Path, settings: Sequence[str] = ()
+) -> list[SplitErrors]:
+    """Errors of each run, and last of their ensemble, on a sample of its validation set.
+
+    Models whose symbols come at different times make far more errors together than apart.
+
+    Args:
+        paths, output, settings: as for `write_ensemble`, which has written the run `output`; its
+            `validation_split` is there.
+    """
+    data, split = run_config(output).data, validation_split(output)
+    errors = []
+    for path, own in (*((path, settings) for path in paths), (output, ())):
+        found = find_model(path)
+        config = run_config(found.path, [*own, *found.settings])
+        loaded = load_model(config)
+        config = replace(config, data=data)
+        errors.append(
+            measure_errors(loaded.model, loaded.tokenizer, config, split, sample=_MEASURED)
+        )
+    return errors
 
 
 def _read(path: Path, settings: Sequence[str]) -> _Member:

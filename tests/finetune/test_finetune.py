@@ -20,13 +20,14 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.export.model_file import ModelFile, save_model
-from pruned_rnnt.finetune.evaluation import Counts, Evaluation
+from pruned_rnnt.finetune.evaluation import Evaluation
 from pruned_rnnt.finetune.finetune_task import FinetuneTask
 from pruned_rnnt.finetune.settings import load_finetuning
 from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.run import load_model, run_config
+from pruned_rnnt.train.tasks.split_errors import SplitErrors
 from tests.finetune.runs import command
 from tests.tiny_models import tiny_model, zipformer_of_icefall
 from tests.train.processes import run_ranks
@@ -57,7 +58,7 @@ def test_loss_of_the_old_domain_is_announced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before training, with the setting that prevents it."""
-    monkeypatch.setattr(Evaluation, "_decode", lambda *_: Counts(errors=0, words=1))
+    monkeypatch.setattr(Evaluation, "_decode", lambda *_: SplitErrors(errors=0, words=1))
     changes = [setting.format(root=root) for setting in settings]
     named = [f"train.init={root}/run", f"data.path={root}/new"]
     task = task_of(*named, *command(root, tmp_path / "run", *changes)[3:])

@@ -16,9 +16,11 @@ from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.input.training_durations import read_p99_duration, save_p99_duration
 from pruned_rnnt.licences.chain import read_chain
 from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.pretrained.ensemble_run import write_ensemble
+from pruned_rnnt.pretrained import ensemble_run
+from pruned_rnnt.pretrained.ensemble_run import measure_ensemble, write_ensemble
 from pruned_rnnt.pretrained.found_model import NoModelError
 from pruned_rnnt.train.run import load_model, run_config
+from pruned_rnnt.train.tasks.split_errors import SplitErrors, measure_errors
 from tests.tiny_corpus import make_corpus, trained_run
 
 
@@ -100,6 +102,46 @@ def test_runs_with_other_symbols_than_their_data(runs: list[Path], tmp_path: Pat
     members = [str(tmp_path / f"run{number}") for number in range(2)]
     assert main(["ensemble", *members, "--output", str(tmp_path / "joined")]) == 0
     assert main(["decode", str(tmp_path / "joined")]) == 0
+
+
+def test_it_is_measured_beside_its_members(runs: list[Path], joined: Path) -> None:
+    errors = measure_ensemble(runs, joined)
+    assert len(errors) == 3
+    assert len({each.words for each in errors}) == 1
+    for run, each in zip(runs, errors[:2], strict=True):
+        loaded = load_model(run_config(run))
+        assert each == measure_errors(loaded.model, loaded.tokenizer, run_config(run), "dev")
+
+
+@pytest.mark.parametrize(("together", "warned"), [(4, False), (5, True)])
+def test_models_that_do_not_fit_are_warned_about(
+    runs: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    together: int,
+    warned: bool,
+) -> None:
+    counts = [SplitErrors(errors=n, words=10) for n in (2, 6, together)]
+    monkeypatch.setattr(ensemble_run, "measure_ensemble", lambda *_: counts)
+    assert main(["ensemble", *map(str, runs), "--output", str(tmp_path / "two")]) == 0
+    printed = capsys.readouterr()
+    assert (
+        f"10 words of the validation set: 20.00%, 60.00%; together {together}0.00%" in printed.out
+    )
+    assert ("more errors than apart" in printed.err) == warned
+
+
+def test_without_its_data_nothing_is_measured(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = []
+    for run in runs:
+        members.append(shutil.copytree(run, tmp_path / run.name))
+        path = members[-1] / "config.yaml"
+        path.write_text(re.sub(r"path: .*corpus.*", "path: nowhere", path.read_text()))
+    assert main(["ensemble", *map(str, members), "--output", str(tmp_path / "two")]) == 0
+    assert "not measured beside its members" in capsys.readouterr().out
 
 
 def test_it_is_not_trained_further(
