@@ -87,16 +87,16 @@ def cost() -> str:
 def chunks() -> str:
     """One model for streams and whole utterances beside models trained for one chunk size."""
     rows = read_rows("lost_chunks")
-    header = ["chunk", "model", "seeds", "errors, alone", "errors, all", "words", "WER, all"]
+    header = ["chunk", "model", "commit", "errors, alone", "errors, all", "words", "WER, all"]
     lines = []
-    for group in _grouped(rows, ("model", "settings", "live")):
+    for group in _grouped(rows, ("model", "settings", "live", "commit")):
         seeds = _grouped(group, ("seed",))
         alone = [row["errors"] for row in group if row["condition"] == "alone"]
         lines.append(
             [
                 _decoding(group[0]),
                 group[0]["model"],
-                str(len(seeds)),
+                group[0]["commit"],
                 ", ".join(map(str, alone)),
                 ", ".join(str(_sum(each, "errors")) for each in seeds),
                 f"{_sum(group, 'words'):,}",
@@ -104,6 +104,17 @@ def chunks() -> str:
             ]
         )
     return markdown(header, sorted(lines, key=lambda line: _order(line[0]))) + provenance(rows)
+
+
+def delays() -> str:
+    """Causal models by when they emit: the delay that `decode` prints, and errors."""
+    rows = read_rows("lost_delays")
+    header = ["model, chunks of 16 frames", "delay of correct words, p50", "words", "WER"]
+    lines = [
+        [row["model"], f"{row['delay_p50_ms']} ms", f"{row['words']:,}", _wer([row])]
+        for row in rows
+    ]
+    return markdown(header, lines) + provenance(rows)
 
 
 def _order(decoding: str) -> int:

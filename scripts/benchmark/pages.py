@@ -209,6 +209,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "lost_conditions": lost_speech_tables.conditions,
     "lost_cost": lost_speech_tables.cost,
     "lost_chunks": lost_speech_tables.chunks,
+    "lost_delays": lost_speech_tables.delays,
 }
 
 
