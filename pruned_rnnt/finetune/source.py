@@ -46,6 +46,10 @@ class Source:
     data_path: str = ""
     origins: tuple[Origin, ...] = ()
 
+    def __post_init__(self) -> None:
+        # Now, not after the source has decoded its test sets.
+        self.model.encoder.check_trainable()
+
 
 def load_source(path: Path, config: FinetuneConfig) -> Source:
     """Load the source at `path`.

@@ -89,6 +89,9 @@ class Encoder(nn.Module):
             step: number of earlier batches, counted as if each had ten minutes of audio.
         """
 
+    def check_trainable(self) -> None:
+        """Raise ValueError if the encoder cannot be trained."""
+
     def draw_choices(self) -> dict[str, Any]:
         """Random choices of a training batch that decide its kernels: arguments of `forward`."""
         return {}

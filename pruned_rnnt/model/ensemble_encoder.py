@@ -56,7 +56,7 @@ class EnsembleEncoder(Encoder):
         encoded_NTE = torch.cat([output_NTE[:, :frames] for output_NTE in outputs], dim=-1)
         return encoded_NTE, torch.stack(lengths).amin(dim=0)
 
-    def set_step(self, step: float) -> NoReturn:
+    def check_trainable(self) -> NoReturn:
         raise ValueError(
             "model.encoder.kind is ensemble, which is not trained: train its members, and join "
             "their runs again with `pruned-rnnt ensemble`"

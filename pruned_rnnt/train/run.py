@@ -211,7 +211,8 @@ def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any
     paths = CheckpointFolder(RunFolder(folder).checkpoints).paths()
     if last < 1 or len(paths) < last:
         raise CheckpointError(
-            f"{folder / 'checkpoints'} has {len(paths)} checkpoints, cannot average the last {last}"
+            f"cannot average the last {last} checkpoints of {folder / 'checkpoints'}: it has "
+            f"{len(paths)}"
         )
     chosen = paths[-last:]
     # Keep only the parameters of earlier ones: the rest of a checkpoint is several times as large.

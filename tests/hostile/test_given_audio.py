@@ -88,8 +88,9 @@ def test_integers_are_transcribed_as_their_file(recogniser: Recogniser, tmp_path
     [
         (np.zeros((48000, 2), np.float32), 48000, r"the shape \(48000, 2\), needs \(S,\) samples"),
         (np.zeros((2, 48000), np.int16), 48000, r"the shape \(2, 48000\), needs \(S,\) samples"),
-        (np.zeros(0, np.float32), 16000, r"the shape \(0,\)"),
-        (np.float32(1.0), 16000, r"the shape \(\)"),
+        (np.zeros(0, np.float32), 16000, "audio has no samples"),
+        (np.float32(1.0), 16000, "audio is a single number"),
+        ([0.0] * 9, 16000, "audio is a single number, needs an array"),
         (np.ones(9, np.complex64), 16000, "samples of complex64, needs floats"),
         (np.ones(9, np.int64), 16000, "samples of int64, needs floats"),
         (np.ones(9, np.uint16), 16000, "samples of uint16, needs floats"),

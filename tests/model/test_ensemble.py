@@ -171,7 +171,7 @@ def test_models_that_differ_are_refused() -> None:
 def test_the_encoder_is_not_trained_and_does_not_stream() -> None:
     joined = ensemble(_models(), ["a", "b"])
     with pytest.raises(ValueError, match="train its members"):
-        joined.encoder.set_step(1)
+        joined.encoder.check_trainable()
     with pytest.raises(ValueError, match="cannot stream"):
         joined.encoder.set_chunks(4, 8)
 

@@ -150,6 +150,7 @@ def test_it_is_not_trained_further(
     settings = [f"train.folder={tmp_path / 'run'}", "data.num_workers=0", "train.device=cpu"]
     assert main(["finetune", str(joined), str(corpus), *settings]) != 0
     assert "train its members" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_it_does_not_stream(joined: Path) -> None:

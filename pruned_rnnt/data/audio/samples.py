@@ -40,7 +40,14 @@ def samples_at_16_khz(audio: Any, sampling_rate: float) -> FloatArray:
         ValueError: another shape, type, range or rate, no samples, or NaN or infinite ones.
     """
     given_S = sample_array(audio)
-    if given_S.ndim != 1 or not given_S.size:
+    if given_S.ndim == 0:
+        raise ValueError(
+            "audio is a single number, needs an array or tensor (S,) of samples: a list is taken "
+            "for several recordings"
+        )
+    if given_S.shape == (0,):
+        raise ValueError("audio has no samples")
+    if given_S.ndim != 1:
         raise ValueError(
             f"audio has the shape {given_S.shape}, needs (S,) samples of one channel: average "
             "the channels, or pass a list for several recordings"

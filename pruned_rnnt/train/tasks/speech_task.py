@@ -94,6 +94,7 @@ class SpeechTask:
         # Raises errors about the validation set now, not at the first validation.
         self.data.valid_loader()
         self.model = self._make_model().to(device)
+        self.model.encoder.check_trainable()
         batches = config.train.accumulate * ranks.world_size
         self.model.batch_seconds = config.data.max_duration * batches
         prepare_encoder(self.model, config.train)
