@@ -7,8 +7,8 @@
 
 Without RUN, a causal Zipformer of `--size` with random parameters and 500 symbols. Every stream
 gets noise in packets, and the streams start at different times within a chunk; with --silent, up to
-a second of noise and then digital silence, as of a muted microphone. After each packet, all streams
-with a full chunk are decoded, and their texts are read. Prints the real-time factor
+a second of noise and then digital silence, such as a muted microphone's. After each packet, all
+streams with a full chunk are decoded, and their texts are read. Prints the real-time factor
 (seconds of computation for one second of all streams together; below 1, the machine keeps up), the
 time from a packet to its results, the processor time for the same second (other work on the machine
 raises only the factor), and memory. --rows appends this to a file of rows for the table of streams.

@@ -155,7 +155,7 @@ def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
 
     Args:
         arguments: logits, labels, logit_lengths, label_lengths, blank_token_id and optionally
-            reduction, fastemit_lambda, clamp, delay_penalty, as of `rnnt_loss`. Others that
+            reduction, fastemit_lambda, clamp, delay_penalty: see `rnnt_loss`. Others that
             transformers passes to every loss (`num_items_in_batch`) are ignored, as there.
 
     Raises:
@@ -187,7 +187,7 @@ def parakeet_tdt_loss(**arguments: Any) -> Tensor:
     Args:
         arguments: token_logits, duration_logits, labels, logit_lengths, label_lengths,
             blank_token_id, durations and optionally reduction, sigma, omega, fastemit_lambda,
-            clamp, delay_penalty, as of `tdt_loss`. Others that transformers passes to every loss
+            clamp, delay_penalty: see `tdt_loss`. Others that transformers passes to every loss
             are ignored, as there.
 
     Raises:

@@ -55,6 +55,6 @@ def encode_padded(
 def encode_batch(
     model: SpeechModel, batch: Batch, precision: Precision = "float32"
 ) -> tuple[Tensor, Tensor]:
-    """The same for the features of a batch."""
+    """`encode_padded` for the features of a batch."""
     batch = batch.to(next(model.parameters()).device)
     return encode_padded(model, batch.features_NTF, batch.feature_lengths_N, precision)

@@ -48,7 +48,7 @@ def check_durations_of_nodes(
 
 
 def checked_occupancy(occupancy: Occupancy | TdtOccupancy) -> Occupancy | TdtOccupancy:
-    """The same in one precision."""
+    """The occupancy with all its tensors checked and in one precision."""
     if isinstance(occupancy, TdtOccupancy):
         emit, blank, stay, durations = occupancy
         arcs = checked_arcs("occupancy.", emit=emit, blank=blank, stay=stay)

@@ -67,7 +67,7 @@ class Joiner(nn.Module):
         return logits
 
     def with_durations(self, am: Tensor, lm: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, and duration logits (..., duration_count).
+        """Logits (..., V) as `forward`, and duration logits (..., duration_count).
 
         Raises:
             ValueError: the joiner has no layer for durations.

@@ -97,7 +97,7 @@ class ScoredSet:
 
     @cached_property
     def other_errors(self) -> ErrorCounts | None:
-        """Those that the other metric counts; None if the words are unknown."""
+        """Errors that the other metric counts; None if the words are unknown."""
         if self.unit == "word":
             return count_errors([transcript.characters() for transcript in self.transcripts])
         sentences = [each.sentence for each in self.utterances if each.sentence is not None]
@@ -120,7 +120,7 @@ class ScoredSet:
         return statistics
 
     def with_problem(self, problem: str) -> ScoredSet:
-        """The same set with one more sentence about what is missing."""
+        """This set with one more sentence about what is missing."""
         return replace(self, problems=(*self.problems, problem))
 
     @property

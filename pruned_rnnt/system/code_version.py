@@ -27,7 +27,7 @@ class CodeVersion:
 
 @functools.cache
 def code_version() -> CodeVersion:
-    """Those of the code that is running."""
+    """Version and commit of the code that is running."""
     return CodeVersion(version=__version__, commit=_commit(_CHECKOUT))
 
 

@@ -49,7 +49,7 @@ class Switch:
         return self.because("") == other.because("")
 
     def because(self, reason: str) -> Switch:
-        """The same entry with another reason."""
+        """This entry with another reason."""
         return replace(self, reason=reason)
 
 

@@ -235,7 +235,7 @@ class AudioRecogniser(ABC):
         recordings: Iterable[tuple[RecordingReader, Iterable[Segment | WholeRecording]]],
         with_words: bool,
     ) -> Iterator[Transcription | Exception]:
-        """The same for readers, each with its segments."""
+        """Transcribe what readers read, each with its segments."""
         decoder = BatchDecoder(
             self._best_paths,
             self._device,

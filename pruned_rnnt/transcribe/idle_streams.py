@@ -1,6 +1,6 @@
 """Streams of digital silence, whose encoder need not run: nothing would change.
 
-The output of an encoder depends on its state and its input. After enough digital silence, as of a
+The output of an encoder depends on its state and its input. After enough digital silence, such as a
 muted microphone, a chunk of it leaves the state as it was, so that each further chunk of it has the
 same output, too. Equal are numbers that differ by rounding in float32, which depends on the streams
 that are encoded together. The search goes on: its scores change with every frame.

@@ -69,7 +69,7 @@ class _Shown:
         return added
 
     def end(self, text: str) -> str:
-        """The same for a final text, and a line break if nothing after it was shown."""
+        """What is missing for a final text, and a line break if nothing after it was shown."""
         added = self.up_to(text)
         self._line = self._line[len(text) :].lstrip()
         return added + "\n" if text and not self._line else added

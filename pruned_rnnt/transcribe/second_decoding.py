@@ -44,7 +44,7 @@ class _Retry(NamedTuple):
         return self.part.end - self.part.begin
 
     def wider(self, step: int) -> _Retry:
-        """The same gap with twice the context before it."""
+        """This gap with twice the context before it."""
         begin = max(0, 2 * self.part.begin - self.gap.begin) // step * step
         return self._replace(part=Stretch(begin, self.part.end))
 

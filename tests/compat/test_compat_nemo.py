@@ -225,7 +225,7 @@ def test_a_sampled_joint_moves_the_blank(nemo: Any) -> None:
 def test_in_place_takes_the_memory_of_the_logits() -> None:
     loss = NemoRNNTLoss(blank=0, in_place=True)
     leaf = numbers.SMALL_LOGITS.clone().requires_grad_()
-    logits = 1.0 * leaf  # as of a linear layer, which does not need its output
+    logits = 1.0 * leaf  # like a linear layer, which does not need its output
     loss(logits, numbers.SMALL_TARGETS, *full_lengths(logits)).sum().backward()
     torch.testing.assert_close(leaf.grad, numbers.SMALL_GRADIENT, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(logits.detach(), numbers.SMALL_GRADIENT, rtol=1e-5, atol=1e-7)

@@ -1,4 +1,4 @@
-"""The audio of a live stream: features as of the whole audio, and bad samples."""
+"""The audio of a live stream: features equal to those of the whole audio, and bad samples."""
 
 from __future__ import annotations
 

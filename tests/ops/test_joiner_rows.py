@@ -80,7 +80,7 @@ def test_gradients_of_bands(device, packed, columns, movement) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("out", [torch.float32, torch.float64])
 def test_whole_lattices_cut_within_frames(device, packed, out) -> None:
-    """The same gradients as of one chunk, from chunks that begin anywhere, also behind the rows."""
+    """Gradients equal those of one chunk, from chunks that begin anywhere, also behind the rows."""
     torch.manual_seed(4)
     frames_N, symbols_N = (torch.tensor(x, dtype=torch.int32) for x in ([7, 9, 1, 6], [5, 2, 0, 8]))
     splits = torch.tensor([0, *(frames_N * (symbols_N + 1)).tolist()]).cumsum(0) if packed else None

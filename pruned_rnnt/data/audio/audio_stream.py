@@ -46,8 +46,8 @@ def audio_blocks(path: Path | str, seconds: float = _BLOCK_SECONDS) -> Iterator[
 def short_or_blocks(
     path: Path | str, most: int, on_truncation: Callable[[str], None]
 ) -> Iterator[Pcm16Array | FloatArray]:
-    """The same; but the samples (S,) of a file of 16-bit integers with one channel at 16 kHz, at
-    most `most`, are one block as they are stored.
+    """The blocks of `audio_blocks`; but a file of 16-bit integers with one channel at 16 kHz and at
+    most `most` samples is one block (S,) as it is stored.
 
     on_truncation: called after the last block if the file ends before its header says; with how.
     """

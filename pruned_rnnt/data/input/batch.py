@@ -82,7 +82,7 @@ class Batch:
         )
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch with features and targets on `device`; lengths stay on the CPU."""
+        """This batch with features and targets on `device`; lengths stay on the CPU."""
         return replace(
             self,
             features_NTF=self.features_NTF.to(device, non_blocking=True),
@@ -93,7 +93,7 @@ class Batch:
         )
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory (called by torch's DataLoader)."""
+        """This batch in page-locked memory (called by torch's DataLoader)."""
         return replace(
             self,
             features_NTF=self.features_NTF.pin_memory(),

@@ -31,7 +31,7 @@ class BatchIdentity:
         self._digests: list[bytes] = []
 
     def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, which are read on the way."""
+        """Pass batches on, and read each of them on the way."""
         for batch in batches:
             self.add(batch)
             yield batch

@@ -46,7 +46,7 @@ class JoiningConfig:
     longest_seconds: longest joined utterance.
     pause_probability: probability of a pause between two joined utterances.
     pause_seconds: longest pause.
-    gain_db: largest gain or loss in dB of each of the joined utterances, as of several speakers.
+    gain_db: largest gain or loss in dB of each joined utterance, as if several people spoke.
     """
 
     silence_probability: float = 0.0

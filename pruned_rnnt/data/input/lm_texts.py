@@ -38,7 +38,7 @@ class TextBatch:
         return len(self.ids)
 
     def to(self, device: torch.device | str) -> TextBatch:
-        """The same batch with its symbols on `device`."""
+        """This batch with its symbols on `device`."""
         return replace(self, texts_NU=self.texts_NU.to(device, non_blocking=True))
 
 

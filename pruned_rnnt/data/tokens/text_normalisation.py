@@ -38,7 +38,7 @@ class TextConfig:
         object.__setattr__(self, "language", language_code(self.language))
 
     def in_language(self, language: str) -> TextConfig:
-        """The same rules for a text whose language is known; "" changes nothing."""
+        """These rules for a text whose language is known; "" changes nothing."""
         return replace(self, language=language) if language else self
 
 

@@ -17,7 +17,7 @@ class Transcript:
     hypothesis: tuple[str, ...]
 
     def characters(self) -> Transcript:
-        """The same texts as characters, without spaces."""
+        """Both texts as characters, without spaces."""
         return Transcript(
             id=self.id,
             reference=tuple("".join(self.reference)),

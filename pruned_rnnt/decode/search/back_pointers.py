@@ -22,7 +22,7 @@ from pruned_rnnt.ops.search.beam_frames import BeamSteps
 
 
 def stack_steps(frames: Sequence[BeamSteps], like_NB: Tensor) -> BeamSteps:
-    """The steps of all frames, of those of each frame (N, B); like_NB: int64, for no frames."""
+    """Stack the steps (N, B) of each frame along a new axis 1; like_NB: int64, for no frames."""
     if not frames:
         empty = like_NB[:, None, :][:, :0]
         return BeamSteps(empty, empty, empty.float())
@@ -37,7 +37,7 @@ def trace_hypotheses(kept_NK: Tensor, score_NK: Tensor, steps: BeamSteps) -> lis
 def pending_trace(
     kept_NK: Tensor, score_NK: Tensor, steps: BeamSteps
 ) -> Pending[list[list[Hypothesis]]]:
-    """The same, without waiting for the device."""
+    """`trace_hypotheses` without waiting for the device."""
     row_NTK = _rows_of_kept(kept_NK, steps)
     found = Pending(_on_path(row_NTK, score_NK, steps), _hypotheses)
     return found.map(lambda found: [[path for path in own if path is not None] for own in found])

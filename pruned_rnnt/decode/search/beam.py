@@ -183,7 +183,7 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
     def _frames_on_host(
         self, beam: _Beam, am_NTD: Tensor, lengths_N: Tensor, model: SearchModel
     ) -> tuple[_Beam, BeamSteps]:
-        """The same by the op for the CPU; scorers are asked again when a hypothesis changes."""
+        """Search all frames by the CPU op; scorers are asked again when a hypothesis changes."""
         host = HostBeam(model, am_NTD, lengths_N, BeamState(*beam._replace(scorers=()).pack()))
         scorers = beam.scorers
         while host.has_frames_left:

@@ -45,7 +45,7 @@ class TdtBeam(NamedTuple):
         return TdtBeam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
 
     def flat(self) -> TdtBeam:
-        """Those of all frames of an utterance in one beam, (N, A * B)."""
+        """The hypotheses of all frames of an utterance in one beam, (N, A * B)."""
         return TdtBeam(*(x.flatten(1) for x in self))
 
 

@@ -61,7 +61,7 @@ def head_paths(
 def launch_head_paths(
     model: SpeechModel, encoded_NTE: Tensor, lengths: Tensor, texts: Sequence[Sequence[int]]
 ) -> Pending[list[HeadPath | None]]:
-    """The same, without waiting for the device."""
+    """`head_paths` without waiting for the device."""
     longest = max((len(text) for text in texts), default=0) or 1
     cells = encoded_NTE.size(0) * encoded_NTE.size(1) * (2 * longest + 1)
     if model.ctc_head is None or cells > _MAX_CELLS:

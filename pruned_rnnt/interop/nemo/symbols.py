@@ -129,7 +129,7 @@ def sentencepiece_of(tokenizer: Tokenizer) -> bytes:
 
 
 def tokenizer_json_of(tokenizer: Tokenizer) -> bytes:
-    """The same symbols as a tokenizer.json, with `<pad>` for the blank behind them.
+    """A tokenizer.json with the symbols of a tokenizer, and `<pad>` for the blank behind them.
 
     Raises:
         ValueError: the symbols are neither BPE nor unigrams.

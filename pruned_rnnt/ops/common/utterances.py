@@ -73,7 +73,7 @@ class Utterances(NamedTuple):
     host_lengths: HostLengths | None
 
     def on_device(self) -> Utterances:
-        """The same with the lengths on the losses' device."""
+        """These utterances with the lengths on the losses' device."""
         return self if self.host_lengths is None else self.on_device_with([])[0]
 
     def on_device_with(self, row_splits: list[int]) -> tuple[Utterances, Tensor]:

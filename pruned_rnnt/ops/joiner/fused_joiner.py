@@ -143,7 +143,7 @@ def chunk_offsets(rows: int, frame_rows: int, row_bytes: int, most_bytes: int) -
 
 
 def ragged_chunk_offsets(packed: PackedRows, row_bytes: int, most_bytes: int) -> list[int]:
-    """The same for packed rows whose frames differ in their number of rows."""
+    """`chunk_offsets` for packed rows, whose frames differ in their number of rows."""
     splits, widths = packed
     limit, rows = max(1, most_bytes // row_bytes), splits[-1]
     offsets, begin = [0], 0

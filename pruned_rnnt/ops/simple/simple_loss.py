@@ -155,7 +155,7 @@ class _Gradients(NamedTuple):
     grad_lm: Tensor
 
     def of(self, utterances: slice) -> _Gradients:
-        """The same of some utterances."""
+        """The part of some utterances."""
         log_q = self.state.smoothing.log_q  # has no utterances
         part: _Gradients = _sliced(self, utterances)
         smoothing = part.state.smoothing._replace(log_q=log_q)

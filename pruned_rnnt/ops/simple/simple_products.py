@@ -53,7 +53,7 @@ class ExpLayout(NamedTuple):
 
     @property
     def lm_parts(self) -> int:
-        """Those of the weights as well."""
+        """Parts of lm, and of the weights."""
         return 3 if self.split else 1
 
     def padded(self, width: int) -> int:

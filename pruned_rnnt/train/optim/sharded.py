@@ -78,7 +78,7 @@ class ShardedOptimiser(torch.optim.Optimizer):
         self.owners.exchange()
 
     def whole_state(self) -> dict[str, Any] | None:
-        """The state of all processes, as of an optimiser that is not divided, on the CPU.
+        """The state of all processes, in the form of an undivided optimiser, on the CPU.
 
         All processes must call; the first one gets the state, the others None.
         """
