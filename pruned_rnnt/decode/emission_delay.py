@@ -29,6 +29,9 @@ _WINDOW_END = 0.0175
 # Files of earlier versions lack this field.
 _LENGTH = "frame_seconds"
 PERCENTILES = (50, 90, 95, 99)
+# Of six causal models of one recipe, those that emitted earlier made more errors in streams: those
+# beyond this two to five times as many as those at -30 ms (docs/lost_speech.md).
+_EARLY_SECONDS = -0.15
 
 
 class WordDelay(NamedTuple):
@@ -124,7 +127,8 @@ def delay_line(seconds: Sequence[float], first: Sequence[bool], last: Sequence[b
 def summary_lines(
     encoder: Encoder, sizes: tuple[int, int], delays: Sequence[WordDelay]
 ) -> list[str]:
-    """The delays of whole utterances, and for a causal encoder those in streams.
+    """The delays of whole utterances; for a causal encoder, those in streams, and a warning if it
+    emits so early that chunks cost words.
 
     Args:
         sizes: chunk and left context of streams; 0 for those of the configuration.
@@ -141,6 +145,13 @@ def summary_lines(
         seconds = [delay.in_stream(stream) for delay in delays]
         chunk = stream.chunk_size * frame_seconds(encoder)
         lines.append(f"in streams of {chunk:.2f} s chunks: {delay_line(seconds, *flags)}")
+        median = percentile([delay.seconds for delay in delays], 50)
+        if median < _EARLY_SECONDS:
+            lines.append(
+                f"half of the words come {-1000 * median:.0f} ms or more before they end, so that "
+                "words which a chunk cuts are guessed: such models make more errors in streams; "
+                "train longer, or another seed (docs/lost_speech.md)"
+            )
     return lines
 
 

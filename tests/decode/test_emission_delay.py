@@ -97,7 +97,12 @@ def test_lines_and_file(tmp_path: Path) -> None:
         "last words p50 300, p90 428, p95 444, p99 457 ms"
     )
     assert lines[1].startswith("in streams of 0.16 s chunks: 10 correct words p50 ")
-    assert len(summary_lines(build_encoder(tiny_conformer()), (0, 0), delays)) == 1
+    assert len(lines) == 2
+    early = [delay._replace(end=delay.end + 0.5) for delay in delays]
+    *_, warning = summary_lines(build_encoder(tiny_conformer(causal=True)), (0, 0), early)
+    assert warning.startswith("half of the words come 220 ms or more before they end")
+    for own in (delays, early):
+        assert len(summary_lines(build_encoder(tiny_conformer()), (0, 0), own)) == 1
     assert summary_lines(build_encoder(tiny_conformer()), (0, 0), []) == []
     path = tmp_path / "delays.jsonl"
     assert read_delays(path) == []
