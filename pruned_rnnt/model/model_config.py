@@ -71,7 +71,8 @@ class LossConfig:
         earlier; values above 0 favour early symbols.
     target_delay_ms: training moves delay_penalty so that greedy search emits 95 of 100 words of the
         validation set at most so many milliseconds after their ends; null keeps delay_penalty as it
-        is. It needs kind `pruned`, data with word times, and several validations in the training.
+        is. It begins once half of the words are right and their delay has settled. It needs kind
+        `pruned`, data with word times, and several validations in the training.
     fastemit_lambda: scales the gradient of symbols by 1 + fastemit_lambda (FastEmit, arXiv
         2010.11148), which also favours early symbols.
     hat: factorise blank and symbols (HAT, arXiv 2003.07705): blank is a Bernoulli variable, and a

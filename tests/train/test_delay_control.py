@@ -20,6 +20,7 @@ from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.tasks import delay_control
 from pruned_rnnt.train.tasks.delay_control import DelayControl, _counts, _quantile
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.tiny_corpus import make_corpus, tiny_experiment
@@ -70,8 +71,10 @@ def losses_of(batch: Batch, delays: np.ndarray, tempo: float = 1.0) -> ModelLoss
     )
 
 
-def control(target: float = 0.3, first_step: int = 0) -> DelayControl:
-    return DelayControl(target, 0.0, first_step, TOKENIZER, Ranks())
+def control(target: float = 0.3, first_step: int = 0, *, settled: bool = True) -> DelayControl:
+    controller = DelayControl(target, 0.0, first_step, TOKENIZER, Ranks())
+    controller.is_settled = settled
+    return controller
 
 
 @pytest.mark.parametrize("tempo", [1.0, 0.9])
@@ -123,11 +126,11 @@ def test_penalty_reaches_the_target_that_validation_measures(
     target: float, slope: float, lag: float
 ) -> None:
     """A model whose delay follows the penalty slowly; greedy search is 80 ms later than it says."""
-    controller, batch = control(target), batch_of(4)
+    controller, batch = control(target, settled=False), batch_of(4)
     rng = np.random.default_rng(0)
     delay = 0.5
     measured, penalties = list[float](), list[float]()
-    for step in range(1500):
+    for step in range(1600):
         penalty = controller.begin(step)
         delay += (0.5 - slope * penalty - delay) / lag
         frames = np.clip(rng.normal(delay / 0.04, 1.0, size=(4, 3)), -5, 18)
@@ -136,7 +139,7 @@ def test_penalty_reaches_the_target_that_validation_measures(
         if step % 50 == 49:
             greedy = rng.normal(delay + 0.08, 0.04, size=2000)
             measured.append(float(np.percentile(greedy, 95)))
-            controller.correct(greedy.tolist())
+            controller.correct(greedy.tolist(), 0.1)
     assert measured[-10:] == pytest.approx([target] * 10, abs=0.02)
     # The 95th percentile of greedy search is 146 ms above the delay.
     assert max(penalties) < 2 * (0.5 + 0.146 - target) / slope
@@ -160,13 +163,34 @@ def test_penalty_waits_for_the_first_step() -> None:
     assert 0 < penalties[5] < penalties[6] < penalties[7]
 
 
+def test_penalty_waits_until_the_delay_has_settled() -> None:
+    controller, batch = control(settled=False), batch_of()
+
+    def penalty(step: int) -> float:
+        found = controller.begin(step)
+        controller.observe(batch, losses_of(batch, np.full((4, 3), 15)))
+        return found
+
+    # No validation; most words are wrong; the delay still falls.
+    for step, seconds, wrong in ((0, None, 0), (1, 0.9, 0.8), (2, 0.9, 0.6), (3, 0.8, 0.3)):
+        assert penalty(step) == 0.0
+        if seconds is not None:
+            controller.correct([seconds], wrong)
+    assert penalty(4) == 0.0
+    controller.correct([0.77], 0.3)
+    assert penalty(5) > 0.0
+    # For good: the penalty itself changes the delay.
+    controller.correct([0.6], 0.3)
+    assert penalty(6) > 0.0
+
+
 def test_state_is_complete() -> None:
     rng, batch = np.random.default_rng(0), batch_of()
-    one, other = control(), control()
+    one, other = control(), control(settled=False)
     for step in range(40):
         delays = rng.integers(0, 15, size=(4, 3))
         if step == 20:
-            one.correct([0.9, 1.0])
+            one.correct([0.9, 1.0], 0.1)
             state = one.state_dict()  # with delays that have not been used yet
             other.load_state_dict(state)
         penalty = one.begin(step)
@@ -205,7 +229,12 @@ def test_settings() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durations", ["[]", "[0,1,2]"])
-def test_continued_training_is_the_same(durations: str, tmp_path: Path) -> None:
+def test_continued_training_is_the_same(
+    durations: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In eight steps, most words stay wrong.
+    monkeypatch.setattr(delay_control, "_MOST_WRONG", 2.0)
+    monkeypatch.setattr(delay_control, "_SETTLED", 9.0)
     corpus = make_corpus(tmp_path / "corpus")
     for path in corpus.glob("*_cuts.jsonl.gz"):
         CutSet.from_cuts([_with_times(cut) for cut in CutSet.from_file(path)]).to_file(path)

@@ -12,10 +12,15 @@ The occupancies of the lattice give the expected emission times of every batch, 
 at other times than they say, and a model without augmentation and dropout at other times than in
 training. So the correction is what greedy search of the validation set last had more than the
 estimate without it.
+
+While the alignment forms, delays change by themselves, and a penalty then would move the alignment
+for good. So the penalty changes only once greedy search finds half of the words and their delay has
+changed little since the validation before.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +48,10 @@ _GAIN, _SUM_GAIN = 1.8e-2, 2.8e-4
 # The error in seconds beyond which the penalty moves no faster.
 _MOST_ERROR = 0.2
 _MOST_PENALTY = 0.5
+# The delay is settled if fewer words than this are wrong and the percentile has changed by less
+# than these seconds. In a training of the synthetic recipe, a penalty before that left 7.5 instead
+# of 2.2% of errors, and the 95th percentile 56 ms below its target.
+_MOST_WRONG, _SETTLED = 0.5, 0.05
 # The share of the earlier batches that the next one keeps.
 _DECAY = 0.95
 # Delays are counted in bins of 10 ms.
@@ -73,6 +82,7 @@ class DelayControl:
 
     Attributes:
         penalty: for the next batch.
+        is_settled: the alignment has formed; until then the penalty does not change.
     """
 
     def __init__(
@@ -92,6 +102,9 @@ class DelayControl:
         self._tokenizer = tokenizer
         self._ranks = ranks
         self._correction = 0.0
+        # Of the last validation: the percentile of greedy search.
+        self._validated = math.inf
+        self.is_settled = False
         self._counts: _Counts = np.zeros(_BINS)
         self._step = -1
         self._without_words = 0
@@ -116,11 +129,20 @@ class DelayControl:
             )
             self._pending.append((HostCopy([found.frames]), ends))
 
-    def correct(self, seconds: Sequence[float]) -> None:
-        """Take in the delays of words that greedy search found in the validation set."""
+    def correct(self, seconds: Sequence[float], wrong: float) -> None:
+        """Take in the delays of words that greedy search found in the validation set.
+
+        Args:
+            wrong: its error rate.
+        """
         estimate = _quantile(self._counts)
-        if seconds and estimate is not None:
-            self._correction = percentile(seconds, _PERCENT) - estimate
+        if not seconds or estimate is None:
+            return
+        found = percentile(seconds, _PERCENT)
+        self._correction = found - estimate
+        if wrong < _MOST_WRONG and abs(found - self._validated) < _SETTLED:
+            self.is_settled = True
+        self._validated = found
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next steps depend on."""
@@ -129,6 +151,8 @@ class DelayControl:
             "penalty": self.penalty,
             "sum": self._sum,
             "correction": self._correction,
+            "validated": self._validated,
+            "is_settled": self.is_settled,
             "counts": self._counts.tolist(),
             "step": self._step,
             "without_words": self._without_words,
@@ -138,6 +162,9 @@ class DelayControl:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.penalty, self._sum = state["penalty"], state["sum"]
         self._correction = state["correction"]
+        # Earlier versions began at once.
+        self._validated = state.get("validated", math.inf)
+        self.is_settled = state.get("is_settled", True)
         self._counts = np.array(state["counts"])
         self._step, self._without_words = state["step"], state["without_words"]
         self._delays, self._pending = list(state["delays"]), []
@@ -161,7 +188,7 @@ class DelayControl:
         self._check(counts)
         self._counts = _DECAY * self._counts + counts
         estimate = _quantile(self._counts)
-        if step >= self._first_step and estimate is not None:
+        if self.is_settled and step >= self._first_step and estimate is not None:
             error = estimate + self._correction - self._target
             error = min(max(error, -_MOST_ERROR), _MOST_ERROR)
             self._sum = _within(self._sum + _SUM_GAIN * error)

@@ -195,7 +195,7 @@ class SpeechTask:
         metric = report.errors.metric(self.config.decode.metric)
         errors = report.errors.headline(metric)
         if self._delay is not None:
-            self._delay.correct(report.delays)
+            self._delay.correct(report.delays, errors.rate)
         if log is not None:
             rate: dict[str, float] = {metric: errors.rate} if errors.reference_words else {}
             values = {**report.losses, **rate, **report.masses, "skipped_batches": too_large}
@@ -212,6 +212,8 @@ class SpeechTask:
             if self._delay is not None and report.delays:
                 delay = f"{1000 * percentile(report.delays, 95):.0f} ms"
                 message = f"p95 of the delay {delay}, delay penalty {self._delay.penalty:.4f}"
+                if not self._delay.is_settled:
+                    message += " until half of the words are right and their delay has settled"
                 log_info(logger, message, f"step {step} validation: {message}")
             self._show(report, step, log)
         return errors.rate if errors.reference_words else None
