@@ -237,7 +237,7 @@ def test_audio_in_every_form(model: SpeechModel, tokenizer: Tokenizer, tmp_path:
     assert at_8k.seconds == expected.seconds
     for wrong, message in (
         (samples[None], r"shape \(1, 32000\), needs \(S,\)"),
-        (samples[:0], r"shape \(0,\)"),
+        (samples[:0], "audio has no samples"),
         (samples * np.nan, "NaN or infinite"),
     ):
         with pytest.raises(ValueError, match=message):
