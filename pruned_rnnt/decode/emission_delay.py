@@ -136,16 +136,17 @@ def summary_lines(
     flags = [delay.first for delay in delays], [delay.last for delay in delays]
     if not delays:
         return []
-    lines = [f"emission delay: {delay_line([delay.seconds for delay in delays], *flags)}"]
+    seconds = [delay.seconds for delay in delays]
+    lines = [f"emission delay: {delay_line(seconds, *flags)}"]
     if encoder.config.causal:
         own = encoder.config.stream_sizes
         stream = stream_encoder(
             encoder, *(size or usual for size, usual in zip(sizes, own, strict=True))
         )
-        seconds = [delay.in_stream(stream) for delay in delays]
+        in_stream = [delay.in_stream(stream) for delay in delays]
         chunk = stream.chunk_size * frame_seconds(encoder)
-        lines.append(f"in streams of {chunk:.2f} s chunks: {delay_line(seconds, *flags)}")
-        median = percentile([delay.seconds for delay in delays], 50)
+        lines.append(f"in streams of {chunk:.2f} s chunks: {delay_line(in_stream, *flags)}")
+        median = percentile(seconds, 50)
         if median < _EARLY_SECONDS:
             lines.append(
                 f"half of the words come {-1000 * median:.0f} ms or more before they end, so that "

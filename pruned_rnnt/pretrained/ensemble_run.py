@@ -12,6 +12,7 @@ from pruned_rnnt.licences.chain import Origin, add_origins, merged
 from pruned_rnnt.model.ensemble import ensemble
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import NoModelError, find_model
+from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import CardConfig, ExperimentConfig, FinetuneConfig
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from pruned_rnnt.train.run_chain import chain_of_run, with_itself
@@ -98,9 +99,9 @@ def measure_ensemble(
         found = find_model(path)
         config = run_config(found.path, [*own, *found.settings])
         loaded = load_model(config)
-        config = replace(config, data=data)
+        model, config = loaded.model, replace(config, data=data)
         errors.append(
-            measure_errors(loaded.model, loaded.tokenizer, config, split, sample=_MEASURED)
+            measure_errors(model, loaded.tokenizer, config, split, ranks=Ranks(), sample=_MEASURED)
         )
     return errors
 

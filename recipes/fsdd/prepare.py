@@ -22,14 +22,14 @@ from pruned_rnnt.recipes.fsdd.splits import split_recordings
 from rich.console import Console
 
 from pruned_rnnt.data.input.prepared_folder import building
-from pruned_rnnt.data.prepare.corpus_options import tokenizer_of
+from pruned_rnnt.data.prepare.corpus_options import check_before_work, tokenizer_of
 from pruned_rnnt.data.prepare.generated_corpus import (
     UtteranceWriter,
     generate_splits,
     shard_ranges,
 )
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
-from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
+from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.shard_workers import stream_shards
 from pruned_rnnt.licences.chain import Licence
 
@@ -73,7 +73,7 @@ def make_shard(shard: Shard) -> list[Any]:
 def prepare(options: argparse.Namespace, console: Console) -> None:
     """Writes the corpus at `options.output`."""
     check_options(options)
-    check_replaceable("fsdd", options)
+    check_before_work("fsdd", options)
     source = download(options.download) if options.download is not None else options.source
     recordings, skipped = read_recordings(source)
     missing = missing_recordings(recordings)

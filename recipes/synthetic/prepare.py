@@ -24,6 +24,7 @@ from pruned_rnnt.data.input.prepared_folder import building
 from pruned_rnnt.data.prepare.corpus_options import (
     add_common_arguments,
     add_count_arguments,
+    check_before_work,
     tokenizer_of,
 )
 from pruned_rnnt.data.prepare.generated_corpus import (
@@ -33,7 +34,7 @@ from pruned_rnnt.data.prepare.generated_corpus import (
     shard_ranges,
 )
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
-from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
+from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 from pruned_rnnt.licences.chain import Licence
@@ -121,7 +122,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     for split, count in counts.items():
         if count < 1:
             raise ValueError(f"--{split} must be at least 1, got {count}")
-    check_replaceable("synthetic", options)
+    check_before_work("synthetic", options)
     report = PrepareReport(
         recipe="synthetic",
         options=options_for_json(options),

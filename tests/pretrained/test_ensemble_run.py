@@ -19,6 +19,7 @@ from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.pretrained import ensemble_run
 from pruned_rnnt.pretrained.ensemble_run import measure_ensemble, write_ensemble
 from pruned_rnnt.pretrained.found_model import NoModelError
+from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.tasks.split_errors import SplitErrors, measure_errors
 from tests.tiny_corpus import make_corpus, trained_run
@@ -110,7 +111,8 @@ def test_it_is_measured_beside_its_members(runs: list[Path], joined: Path) -> No
     assert len({each.words for each in errors}) == 1
     for run, each in zip(runs, errors[:2], strict=True):
         loaded = load_model(run_config(run))
-        assert each == measure_errors(loaded.model, loaded.tokenizer, run_config(run), "dev")
+        config, tokenizer = run_config(run), loaded.tokenizer
+        assert each == measure_errors(loaded.model, tokenizer, config, "dev", ranks=Ranks())
 
 
 @pytest.mark.parametrize(("together", "warned"), [(4, False), (5, True)])

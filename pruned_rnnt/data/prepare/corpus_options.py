@@ -103,6 +103,14 @@ def add_common_arguments(
     )
 
 
+def check_before_work(recipe: str, options: argparse.Namespace) -> None:
+    """Raise now, not after hours of work, if the output folder must not be replaced, or if
+    --tokenizer-from names a folder without a tokenizer."""
+    check_replaceable(recipe, options)
+    if options.tokenizer_from is not None:
+        PreparedFolder(options.tokenizer_from).tokenizer()
+
+
 def tokenizer_of(options: argparse.Namespace, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer that the common options ask for: copied, or trained with these texts."""
     if options.tokenizer_from is not None:
@@ -201,10 +209,7 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
         raise ValueError(
             "--language-tags needs a new tokenizer, and --tokenizer-from copies one: leave one out"
         )
-    # Check now, not after hours of work.
-    check_replaceable(recipe, options)
-    if options.tokenizer_from is not None:
-        PreparedFolder(options.tokenizer_from).tokenizer()
+    check_before_work(recipe, options)
     return BuildConfig(
         shard=ShardConfig(
             features=options.features,

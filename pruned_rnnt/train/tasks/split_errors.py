@@ -47,7 +47,7 @@ def measure_errors(
     config: ExperimentConfig,
     split: str,
     *,
-    ranks: Ranks = Ranks(),  # noqa: B008
+    ranks: Ranks,
     sample: int | None = None,
 ) -> SplitErrors:
     """The errors of the search of `config.decode` on a split of `config.data`, over all processes.
