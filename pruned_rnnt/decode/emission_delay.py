@@ -21,7 +21,7 @@ from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS, frame
 from pruned_rnnt.decode.scoring.error_statistics import align_words
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.word_times import word_spans
-from pruned_rnnt.model.encoder import Encoder, StreamingEncoder
+from pruned_rnnt.model.encoder import WHOLE, Encoder, StreamingEncoder
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 
 # The window of 25 ms of a feature frame ends this long after the start of the frame's 10 ms.
@@ -127,18 +127,18 @@ def delay_line(seconds: Sequence[float], first: Sequence[bool], last: Sequence[b
 def summary_lines(
     encoder: Encoder, sizes: tuple[int, int], delays: Sequence[WordDelay]
 ) -> list[str]:
-    """The delays of whole utterances; for a causal encoder, those in streams, and a warning if it
-    emits so early that chunks cost words.
+    """The delays without waiting for chunks; for a causal encoder, the delays in streams too, and a
+    warning if it emits so early that chunks cost words.
 
     Args:
-        sizes: chunk and left context of streams; 0 for those of the configuration.
+        sizes: chunk and left context of streams, 0 as configured; a chunk of -1 is no stream.
     """
     flags = [delay.first for delay in delays], [delay.last for delay in delays]
     if not delays:
         return []
     seconds = [delay.seconds for delay in delays]
     lines = [f"emission delay: {delay_line(seconds, *flags)}"]
-    if encoder.config.causal:
+    if encoder.config.causal and sizes[0] != WHOLE:
         own = encoder.config.stream_sizes
         stream = stream_encoder(
             encoder, *(size or usual for size, usual in zip(sizes, own, strict=True))

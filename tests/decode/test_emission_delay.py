@@ -104,6 +104,8 @@ def test_lines_and_file(tmp_path: Path) -> None:
     for own in (delays, early):
         assert len(summary_lines(build_encoder(tiny_conformer()), (0, 0), own)) == 1
     assert summary_lines(build_encoder(tiny_conformer()), (0, 0), []) == []
+    # decode.chunk=-1: a whole utterance is no stream.
+    assert len(summary_lines(build_encoder(tiny_conformer(causal=True)), (-1, 0), early)) == 1
     path = tmp_path / "delays.jsonl"
     assert read_delays(path) == []
     write_lines(path, delay_lines([("a\u2028b", delay) for delay in delays]))
