@@ -11,6 +11,7 @@ from pruned_rnnt.cli.command import (
     add_command,
 )
 from pruned_rnnt.cli.train import add_config_arguments, run_training
+from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +44,12 @@ def finetune(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.finetune.finetune_task import task_of
     from pruned_rnnt.finetune.settings import load_finetuning
 
+    folder = options.data.removeprefix("data.path=")
+    if folder != options.data:
+        raise UsageError(
+            f"DATA is {options.data!r}, needs a folder without `data.path=`: "
+            f"`pruned-rnnt finetune {options.source} {folder}`"
+        )
     named = [f"train.init={options.source}", f"data.path={options.data}"]
     config, source = load_finetuning(options.config, [*named, *options.overrides])
     return run_training(config, task_of(source), console, allow_changes=options.allow_changes)

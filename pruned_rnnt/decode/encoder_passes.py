@@ -74,7 +74,11 @@ def compile_kernels(encoder: Encoder, dtype: torch.dtype) -> None:
 
 
 def set_chunks(model: SpeechModel, config: DecodeConfig) -> None:
-    """Set chunk and left context of a causal encoder to decode.chunk and decode.left, if given."""
+    """Set chunk and left context of a causal encoder to decode.chunk and decode.left, if given.
+
+    Raises:
+        ValueError: the encoder is not causal, or does not support these sizes.
+    """
     if not (config.chunk or config.left):
         return
     model.encoder.check_causal()
@@ -82,4 +86,7 @@ def set_chunks(model: SpeechModel, config: DecodeConfig) -> None:
     chunk = config.chunk or trained_chunk
     # Rounded up to whole chunks.
     left = config.left or -(-trained_left // chunk) * chunk
-    model.encoder.set_chunks(chunk, 0 if chunk == WHOLE else left)
+    try:
+        model.encoder.set_chunks(chunk, 0 if chunk == WHOLE else left)
+    except ValueError as error:
+        raise ValueError(f"decode.chunk and decode.left: {error}") from error

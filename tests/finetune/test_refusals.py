@@ -42,6 +42,13 @@ def test_what_does_not_fit_is_refused(
     assert not run.exists()
 
 
+def test_data_are_a_folder_and_not_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """Other commands take data.path=DATA."""
+    error = error_of(["finetune", "run", "data.path=data/calls"], capsys, EXIT_USAGE)
+    assert "DATA is 'data.path=data/calls', needs a folder without `data.path=`: " in error
+    assert "`pruned-rnnt finetune run data/calls`" in error
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

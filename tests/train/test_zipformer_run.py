@@ -79,7 +79,7 @@ def test_decode_with_other_chunks(run: Path, capsys: pytest.CaptureFixture[str])
     assert main(["decode", str(run), "decode.chunk=8"]) == 0
     assert "WER" in capsys.readouterr().out
     assert main(["decode", str(run), "decode.left=3"]) == 1
-    assert "chunk is 4 and left is 3" in capsys.readouterr().err
+    assert "decode.chunk and decode.left: chunk is 4 and left is 3" in capsys.readouterr().err
 
 
 def test_average_then_decode(run: Path) -> None:
