@@ -37,13 +37,13 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
     trained_chunk, trained_left = config.stream_sizes
     chunk, left = chunk or trained_chunk, left or trained_left
     frame = frame_seconds(model.encoder)
-    limits = ("--chunk", chunk, _MOST_CHUNK_SECONDS), ("--left", left, _MOST_LEFT_SECONDS)
-    for name, size, seconds in limits:
+    limits = ("--chunk", chunk, 1, _MOST_CHUNK_SECONDS), ("--left", left, 0, _MOST_LEFT_SECONDS)
+    for name, size, least, seconds in limits:
         most = round(seconds / frame)
-        if not isinstance(size, int) or size > most:
+        if not isinstance(size, int) or not least <= size <= most:
             raise ExportError(
-                f"{name} is {size!r}, needs a whole number of frames ({round(1000 * frame)} ms) up "
-                f"to {most}"
+                f"{name} is {size!r}, needs a whole number of frames ({round(1000 * frame)} ms) "
+                f"from 1 to {most}, or 0 for that of training"
             )
     if isinstance(config, ZipformerConfig):
         step = config.common_rate // OUTPUT_RATE

@@ -140,8 +140,8 @@ def test_what_cannot_stream_is_refused() -> None:
     tdt = tiny_model(causal, durations=(0, 1, 2))
     for model, options, message in (
         (tdt, OnnxOptions(streaming=True), "sherpa-onnx cannot stream TDT models"),
-        (tiny_model(causal), OnnxOptions(streaming=True, left=-1), "needs at least 1 of each"),
-        (tiny_model(causal), OnnxOptions(streaming=True, chunk=751), r"\(80 ms\) up to 750"),
+        (tiny_model(causal), OnnxOptions(streaming=True, left=-1), "--left is -1, needs a whole"),
+        (tiny_model(causal), OnnxOptions(streaming=True, chunk=751), r"\(80 ms\) from 1 to 750"),
         (tiny_model(causal), OnnxOptions(left=8), "--chunk and --left need --streaming"),
     ):
         with pytest.raises(ExportError, match=message):

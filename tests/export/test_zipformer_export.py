@@ -180,7 +180,7 @@ def test_streaming_zipformer(tokenizer: Tokenizer, audio: list[Path], tmp_path: 
         ({}, OnnxOptions(fp16=True), "--fp16 does not work for a Zipformer"),
         ({"causal": True}, OnnxOptions(streaming=True, chunk=3), "--chunk is 3"),
         ({"causal": True}, OnnxOptions(streaming=True, left=5), "--left is 5"),
-        ({"causal": True}, OnnxOptions(streaming=True, left=-4), "at least 1"),
+        ({"causal": True}, OnnxOptions(streaming=True, left=-4), "--left is -4, needs"),
     ],
 )
 def test_impossible_zipformers_are_errors(

@@ -319,7 +319,9 @@ def test_errors_name_what_a_stream_needs(tokenizer: Tokenizer) -> None:
     for sizes, name in (
         ({"chunk": 10**9}, "chunk"),
         ({"left": 1e9}, "left"),
-        ({"chunk": 8.0}, "ch"),
+        ({"chunk": 8.0}, "chunk"),
+        ({"chunk": -1}, "chunk"),
+        ({"left": -3}, "left"),
     ):
         with pytest.raises(ExportError, match=f"--{name}.* needs a whole number of frames"):
             recogniser_of(tokenizer).stream(**sizes)  # type: ignore[arg-type]
