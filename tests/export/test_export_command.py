@@ -293,7 +293,7 @@ def _worse_if_quantised(_: Path, precision: str, measured: object) -> FileErrors
     [
         (["export", "/nowhere"], EXIT_USAGE, "/nowhere is not a run"),
         (["export", "RUN", "--chunk", "4"], EXIT_FAILED, "--chunk and --left need --streaming"),
-        (["export", "RUN", "--streaming", "--chunk", "-4"], EXIT_FAILED, "at least 1"),
+        (["export", "RUN", "--streaming", "--chunk", "-4"], EXIT_FAILED, "--chunk is -4"),
         (["export", "RUN", "--format", "torch", "--int8"], EXIT_USAGE, "need --format onnx"),
         (["export", "RUN", "--calibrate", "d/train"], EXIT_USAGE, "needs --precision int8 or int4"),
         (["export", "RUN", "--int8", "--measure", "d/dev"], EXIT_USAGE, "need --calibrate"),

@@ -123,7 +123,7 @@ def test_tokens_of_another_model_are_an_error(tokenizer: Tokenizer, tmp_path: Pa
     [
         ({}, OnnxOptions(streaming=True), "not causal"),
         ({}, OnnxOptions(left=4), "need --streaming"),
-        ({"causal": True}, OnnxOptions(streaming=True, left=-1), "at least 1"),
+        ({"causal": True}, OnnxOptions(streaming=True, left=-1), "--left is -1, needs"),
         ({"causal": True, "left_chunks": 0}, OnnxOptions(streaming=True), "at least 1"),
     ],
 )
