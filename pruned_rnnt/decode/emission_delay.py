@@ -21,6 +21,7 @@ from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS, frame
 from pruned_rnnt.decode.scoring.error_statistics import align_words
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.word_times import word_spans
+from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import WHOLE, Encoder, StreamingEncoder
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 
@@ -147,13 +148,24 @@ def summary_lines(
         chunk = stream.chunk_size * frame_seconds(encoder)
         lines.append(f"in streams of {chunk:.2f} s chunks: {delay_line(in_stream, *flags)}")
         median = percentile(seconds, 50)
-        if median < _EARLY_SECONDS:
+        if median < _EARLY_SECONDS and not _is_used_to_cut_words(encoder):
             lines.append(
                 f"half of the words come {-1000 * median:.0f} ms or more before they end, so that "
                 "words which a chunk cuts are guessed: such models make more errors in streams; "
-                "train longer, or another seed (docs/lost_speech.md)"
+                f"{_cure(encoder)} (docs/lost_speech.md)"
             )
     return lines
+
+
+def _is_used_to_cut_words(encoder: Encoder) -> bool:
+    config = encoder.config
+    return isinstance(config, ConformerSettings) and config.random_first_chunk
+
+
+def _cure(encoder: Encoder) -> str:
+    if isinstance(encoder.config, ConformerSettings):
+        return "train with model.encoder.random_first_chunk=true"
+    return "train longer, or another seed"
 
 
 def delay_lines(delays: Iterable[tuple[str, WordDelay]]) -> list[str]:

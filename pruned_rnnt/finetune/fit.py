@@ -31,6 +31,7 @@ _FREE_MODEL_KEYS = (
     "encoder.unmasked_dims",
     "encoder.chunk_size",
     "encoder.chunk_sizes",
+    "encoder.random_first_chunk",
     "encoder.left_chunks",
     "encoder.left_context",
     "encoder.left_contexts",

@@ -102,6 +102,7 @@ def attention_mask(
     left_chunks: int | None,
     *,
     window: tuple[int, int] | None = None,
+    cut_N: Tensor | None = None,
 ) -> Tensor:
     """The key frames (last axis) that each query frame attends to: bool (N, 1, T, T), or, without
     chunks and window, (N, 1, 1, T) for all query frames.
@@ -112,12 +113,14 @@ def attention_mask(
     Args:
         chunk_size: frames of a chunk, which attends to itself and earlier chunks; None: no chunks.
         left_chunks: number of earlier chunks that a chunk attends to; None: all.
+        cut_N: (N,) integer, by how many frames the first chunk of each utterance is shorter, below
+            chunk_size; None: all chunks have chunk_size frames.
         window: without chunks, numbers of frames before and after a frame that it attends to.
     """
     frames = torch.arange(num_frames, device=lengths.device)
     if chunk_size is not None:
-        chunks = frames // chunk_size
-        distance = chunks[:, None] - chunks[None, :]
+        chunks = (frames if cut_N is None else frames + cut_N[:, None]) // chunk_size
+        distance = chunks.unsqueeze(-1) - chunks.unsqueeze(-2)
         in_reach = distance >= 0
         if left_chunks is not None:
             in_reach &= distance <= left_chunks

@@ -116,7 +116,10 @@ class ConformerStack(Encoder):
             # Attention gives padding the weight 0, but 0 times NaN is NaN: padding must be finite.
             x_NTE = x_NTE.masked_fill(padding_NT1, 0.0)
         if padding_NT1 is not None or chunking != (None, None) or self.window is not None:
-            mask = attention_mask(lengths_here, frames, *chunking, window=self.window)
+            cut_N = None
+            if self.training and config.random_first_chunk and chunking[0] is not None:
+                cut_N = torch.randint(chunking[0], lengths_here.shape, device=device)
+            mask = attention_mask(lengths_here, frames, *chunking, window=self.window, cut_N=cut_N)
             if should_avoid_cudnn_replanning(x_NTE):
                 mask = attention_bias(mask, dtype)
         x_NTE = self.dropout(x_NTE)

@@ -101,6 +101,11 @@ def test_lines_and_file(tmp_path: Path) -> None:
     early = [delay._replace(end=delay.end + 0.5) for delay in delays]
     *_, warning = summary_lines(build_encoder(tiny_conformer(causal=True)), (0, 0), early)
     assert warning.startswith("half of the words come 220 ms or more before they end")
+    assert "model.encoder.random_first_chunk=true" in warning
+    *_, warning = summary_lines(build_encoder(tiny_zipformer(causal=True)), (0, 0), early)
+    assert "train longer, or another seed" in warning
+    used_to_it = build_encoder(tiny_conformer(causal=True, random_first_chunk=True))
+    assert len(summary_lines(used_to_it, (0, 0), early)) == 2
     for own in (delays, early):
         assert len(summary_lines(build_encoder(tiny_conformer()), (0, 0), own)) == 1
     assert summary_lines(build_encoder(tiny_conformer()), (0, 0), []) == []

@@ -119,6 +119,14 @@ def test_left_chunks_bound_the_past() -> None:
     ]
 
 
+def test_first_chunks_can_be_shorter() -> None:
+    mask = attention_mask(torch.tensor([4, 3]), 4, 2, None, cut_N=torch.tensor([0, 1]))
+    assert mask[:, 0].int().tolist() == [
+        [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]],
+        [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]],
+    ]
+
+
 def test_rotary_product_depends_on_distance_alone() -> None:
     query, key = torch.randn(8), torch.randn(8)
     angles = rotary_angles(20, 8, torch.device("cpu"))

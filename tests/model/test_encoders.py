@@ -140,6 +140,26 @@ def test_training_draws_chunk_sizes(config: EncoderConfig) -> None:
     assert len(outputs) == len(CONFORMER.chunk_sizes)
 
 
+@pytest.mark.parametrize(
+    "config",
+    # The statistics of a batch norm depend on the other utterances.
+    [CONFORMER, dataclasses.replace(FASTCONFORMER, convolution_norm="layer")],
+    ids=KINDS[:2],
+)
+def test_training_draws_the_length_of_the_first_chunk(config: ConformerSettings) -> None:
+    config = dataclasses.replace(config, dropout=0.0, chunk_sizes=())
+    encoder = make_encoder(dataclasses.replace(config, random_first_chunk=True))
+    features, lengths = ragged([150, 150])
+    expected, _ = make_encoder(config)(features, lengths)
+    assert torch.equal(encoder(features, lengths)[0], expected)
+    encoder.train()
+    drawn = [encoder(features, lengths)[0][:, 0, 0].tolist() for _ in range(150)]
+    # The first frame sees as many frames as its chunk has.
+    for utterance in zip(*drawn, strict=True):
+        assert len({round(value, 6) for value in utterance}) == config.chunk_size
+    assert len(set(map(tuple, drawn))) > config.chunk_size
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
 def test_wrong_chunks_are_errors(config: EncoderConfig) -> None:
     encoder = make_encoder(config)
