@@ -117,6 +117,55 @@ def delays() -> str:
     return markdown(header, lines) + provenance(rows)
 
 
+def first_chunks() -> str:
+    """Trainings with and without random first chunks: errors in single utterances."""
+    rows = read_rows("first_chunks")
+    header = ["chunk", "training", "errors, each seed", "words of each"]
+    lines = [
+        [
+            _decoding(group[0]),
+            group[0]["model"],
+            ", ".join(str(row["errors"]) for row in group),
+            f"{group[0]['words']:,}",
+        ]
+        for group in _grouped(rows, ("settings", "live", "model"))
+    ]
+    return markdown(header, sorted(lines, key=lambda line: _order(line[0]))) + provenance(rows)
+
+
+def chunk_seeds() -> str:
+    """How trainings of one model for all chunks end: errors on the validation set."""
+    rows = read_rows("chunk_seeds")
+    header = ["loss", "steps", "errors, each seed", "words of each"]
+    lines = [
+        [
+            group[0]["training"],
+            f"{group[0]['steps']:,}",
+            ", ".join(str(row["errors"]) for row in group),
+            str(group[0]["words"]),
+        ]
+        for group in _grouped(rows, ("training", "steps"))
+    ]
+    return markdown(header, lines) + provenance(rows)
+
+
+def delay_target() -> str:
+    """Trainings with a target of the delay, and with penalties that do not change."""
+    rows = read_rows("delay_target")
+    header = ["training", "p95 of the delay in ms, each seed", "errors, each seed", "words", "WER"]
+    lines = [
+        [
+            group[0]["training"],
+            ", ".join(str(row["delay_p95_ms"]) for row in group),
+            ", ".join(str(row["errors"]) for row in group),
+            f"{_sum(group, 'words'):,}",
+            _wer(group),
+        ]
+        for group in _grouped(rows, ("training",))
+    ]
+    return markdown(header, lines) + provenance(rows)
+
+
 def _order(decoding: str) -> int:
     """Streams by their chunks, then whole utterances."""
     digits = "".join(filter(str.isdigit, decoding.partition(" (")[0]))

@@ -210,6 +210,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "lost_cost": lost_speech_tables.cost,
     "lost_chunks": lost_speech_tables.chunks,
     "lost_delays": lost_speech_tables.delays,
+    "first_chunks": lost_speech_tables.first_chunks,
+    "chunk_seeds": lost_speech_tables.chunk_seeds,
+    "delay_target": lost_speech_tables.delay_target,
 }
 
 
