@@ -148,24 +148,22 @@ def summary_lines(
         chunk = stream.chunk_size * frame_seconds(encoder)
         lines.append(f"in streams of {chunk:.2f} s chunks: {delay_line(in_stream, *flags)}")
         median = percentile(seconds, 50)
-        if median < _EARLY_SECONDS and not _is_used_to_cut_words(encoder):
+        advice = _advice_if_early(encoder)
+        if median < _EARLY_SECONDS and advice:
             lines.append(
                 f"half of the words come {-1000 * median:.0f} ms or more before they end, so that "
                 "words which a chunk cuts are guessed: such models make more errors in streams; "
-                f"{_cure(encoder)} (docs/lost_speech.md)"
+                f"{advice} (docs/lost_speech.md)"
             )
     return lines
 
 
-def _is_used_to_cut_words(encoder: Encoder) -> bool:
+def _advice_if_early(encoder: Encoder) -> str:
+    """What to do if the encoder emits early; empty if it trained with chunks that cut words."""
     config = encoder.config
-    return isinstance(config, ConformerSettings) and config.random_first_chunk
-
-
-def _cure(encoder: Encoder) -> str:
-    if isinstance(encoder.config, ConformerSettings):
-        return "train with model.encoder.random_first_chunk=true"
-    return "train longer, or another seed"
+    if not isinstance(config, ConformerSettings):
+        return "train longer, or another seed"
+    return "" if config.random_first_chunk else "train with model.encoder.random_first_chunk=true"
 
 
 def delay_lines(delays: Iterable[tuple[str, WordDelay]]) -> list[str]:

@@ -113,9 +113,9 @@ def attention_mask(
     Args:
         chunk_size: frames of a chunk, which attends to itself and earlier chunks; None: no chunks.
         left_chunks: number of earlier chunks that a chunk attends to; None: all.
+        window: without chunks, numbers of frames before and after a frame that it attends to.
         cut_N: (N,) integer, by how many frames the first chunk of each utterance is shorter, below
             chunk_size; None: all chunks have chunk_size frames.
-        window: without chunks, numbers of frames before and after a frame that it attends to.
     """
     frames = torch.arange(num_frames, device=lengths.device)
     if chunk_size is not None:
