@@ -118,9 +118,9 @@ def delays() -> str:
 
 
 def first_chunks() -> str:
-    """Trainings with and without random first chunks: errors in single utterances."""
+    """A training continued with and without random first chunks: errors in single utterances."""
     rows = read_rows("first_chunks")
-    header = ["chunk", "training", "errors, each seed", "words of each"]
+    header = ["chunk", "training", "errors, alone", "words"]
     lines = [
         [
             _decoding(group[0]),
