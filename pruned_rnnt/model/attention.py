@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pruned_rnnt.model.chunks import Chunks
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 from pruned_rnnt.model.kernels.available import train_with_kernels
 from pruned_rnnt.model.linear import Linear
@@ -98,11 +99,9 @@ def may_be_padded(x_NTE: Tensor, lengths: Tensor) -> bool:
 def attention_mask(
     lengths: Tensor,
     num_frames: int,
-    chunk_size: int | None,
-    left_chunks: int | None,
+    chunks: Chunks | None = None,
     *,
     window: tuple[int, int] | None = None,
-    cut_N: Tensor | None = None,
 ) -> Tensor:
     """The key frames (last axis) that each query frame attends to: bool (N, 1, T, T), or, without
     chunks and window, (N, 1, 1, T) for all query frames.
@@ -111,19 +110,15 @@ def attention_mask(
     all frames attend to the first one; else each frame attends to itself.
 
     Args:
-        chunk_size: frames of a chunk, which attends to itself and earlier chunks; None: no chunks.
-        left_chunks: number of earlier chunks that a chunk attends to; None: all.
         window: without chunks, numbers of frames before and after a frame that it attends to.
-        cut_N: (N,) integer, by how many frames the first chunk of each utterance is shorter, below
-            chunk_size; None: all chunks have chunk_size frames.
     """
     frames = torch.arange(num_frames, device=lengths.device)
-    if chunk_size is not None:
-        chunks = (frames if cut_N is None else frames + cut_N[:, None]) // chunk_size
-        distance = chunks.unsqueeze(-1) - chunks.unsqueeze(-2)
+    if chunks is not None:
+        chunk = chunks.of_frames(frames)
+        distance = chunk.unsqueeze(-1) - chunk.unsqueeze(-2)
         in_reach = distance >= 0
-        if left_chunks is not None:
-            in_reach &= distance <= left_chunks
+        if chunks.left is not None:
+            in_reach &= distance <= chunks.left
     elif window is not None:
         distance = frames[:, None] - frames[None, :]
         in_reach = (distance <= window[0]) & (distance >= -window[1])

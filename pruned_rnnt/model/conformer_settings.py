@@ -36,8 +36,8 @@ class ConformerSettings(EncoderConfig):
     chunk_size: for a causal encoder: frames of 40 ms (fastconformer: 80 ms) in a chunk, which
         attend to each other; -1: those of the whole utterance.
     left_chunks: for a causal encoder: earlier chunks that a chunk attends to; null for all.
-    chunk_sizes: for a causal encoder: training samples the chunk size of each batch from these; if
-        empty, it is always chunk_size. With -1 among them, one model decodes whole utterances
+    chunk_sizes: for a causal encoder: training samples the chunk size of each utterance from these;
+        if empty, it is always chunk_size. With -1 among them, one model decodes whole utterances
         (decode.chunk=-1), too.
     random_first_chunk: for a causal encoder: training shortens the first chunk of each utterance by
         a random number of frames, so that chunks end in all places of words. Without it, a model

@@ -8,8 +8,6 @@ over time.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +18,7 @@ from pruned_rnnt.model.attention import (
     attention_mask,
     may_be_padded,
 )
+from pruned_rnnt.model.chunks import Chunks, drawn_chunks
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.encoder import WHOLE, Encoder
@@ -68,13 +67,6 @@ class ConformerStack(Encoder):
         super().set_chunks(chunk, left)
         self.chunking = (chunk, 0 if chunk == WHOLE else left // chunk)
 
-    def draw_choices(self) -> dict[str, Any]:
-        config = self.config
-        if not (config.causal and config.chunk_sizes):
-            return {}
-        drawn = int(torch.randint(len(config.chunk_sizes), (), device="cpu"))
-        return {"chunk_size": config.chunk_sizes[drawn]}
-
     def forward(
         self, features_NTF: Tensor, feature_lengths: Tensor, *, chunk_size: int | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -85,8 +77,8 @@ class ConformerStack(Encoder):
             feature_lengths: (N,) integer, on any device; if on the CPU, the output lengths are
                 too, and can be read without synchronising with the GPU.
             chunk_size: of a causal encoder, in encoder frames (-1: the whole utterance). None: in
-                training, sampled from the sizes in the configuration if it has some; otherwise the
-                value of `set_chunks` or of the configuration.
+                training, sampled for each utterance from the sizes in the configuration if it has
+                some; otherwise the value of `set_chunks` or of the configuration.
 
         Returns:
             (N, T', E), where T' is `output_lengths` of T, and the (N,) lengths in encoder frames,
@@ -107,7 +99,7 @@ class ConformerStack(Encoder):
         lengths = self.output_lengths(feature_lengths)
         frames = x_NTE.size(1)
         lengths_here = lengths.to(device)
-        chunking = self._chunking(chunk_size)
+        chunks = self._chunks(chunk_size, lengths_here, frames)
         dtype = self.layer_dtype(x_NTE)
         padding_NT1 = mask = None
         if may_be_padded(x_NTE, lengths):
@@ -115,11 +107,8 @@ class ConformerStack(Encoder):
             padding_NT1 = beyond_NT.unsqueeze(-1)
             # Attention gives padding the weight 0, but 0 times NaN is NaN: padding must be finite.
             x_NTE = x_NTE.masked_fill(padding_NT1, 0.0)
-        if padding_NT1 is not None or chunking != (None, None) or self.window is not None:
-            cut_N = None
-            if self.training and config.random_first_chunk and chunking[0] is not None:
-                cut_N = torch.randint(chunking[0], lengths_here.shape, device=device)
-            mask = attention_mask(lengths_here, frames, *chunking, window=self.window, cut_N=cut_N)
+        if padding_NT1 is not None or chunks is not None or self.window is not None:
+            mask = attention_mask(lengths_here, frames, chunks, window=self.window)
             if should_avoid_cudnn_replanning(x_NTE):
                 mask = attention_bias(mask, dtype)
         x_NTE = self.dropout(x_NTE)
@@ -129,12 +118,19 @@ class ConformerStack(Encoder):
                 x_NTE = layer(x_NTE, padding_NT1, mask, positions)
         return x_NTE, lengths
 
-    def _chunking(self, chunk_size: int | None) -> tuple[int | None, int | None]:
-        """The chunk size and the number of left chunks for this batch; None: all frames."""
+    def _chunks(self, chunk_size: int | None, lengths_N: Tensor, frames: int) -> Chunks | None:
+        """The chunks of this batch; None: the whole utterance."""
         config = self.config
         if not config.causal:
-            return None, None
-        if chunk_size is None and self.training:
-            chunk_size = self.draw_choices().get("chunk_size")
-        size, left = self.chunking if chunk_size is None else (chunk_size, config.left_chunks)
-        return (None, None) if size == WHOLE else (size, left)
+            return None
+        if chunk_size is None and not (self.training and config.chunk_sizes):
+            size, left = self.chunking
+            sizes: tuple[int, ...] = (size,)
+        else:
+            sizes = config.chunk_sizes if chunk_size is None else (chunk_size,)
+            left = config.left_chunks
+        if sizes == (WHOLE,):
+            return None
+        if not self.training or (len(sizes) == 1 and not config.random_first_chunk):
+            return Chunks(sizes[0], left)
+        return drawn_chunks(sizes, left, lengths_N, frames, cut=config.random_first_chunk)

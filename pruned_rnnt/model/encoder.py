@@ -92,10 +92,6 @@ class Encoder(nn.Module):
     def check_trainable(self) -> None:
         """Raise ValueError if the encoder cannot be trained."""
 
-    def draw_choices(self) -> dict[str, Any]:
-        """Random choices of a training batch that decide its kernels: arguments of `forward`."""
-        return {}
-
     def set_chunks(self, chunk: int, left: int) -> None:
         """Set the chunks of a causal encoder in evaluation mode, instead of the configured ones.
 

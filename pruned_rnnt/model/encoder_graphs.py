@@ -118,19 +118,18 @@ class EncoderGraphs:
             return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
         if self._clock is not None:
             self._clock.start_batch()
-        choices = encoder.draw_choices()
         if self._is_start and step >= _START:
             # The memory of the coarser shapes, which do not occur again.
             self.clear()
         self._is_start = step < _START
         shape = self._padding_at(step).shape_of(features_NTF)
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        key = (shape, tuple(choices.items()), dtype)
+        key = (shape, dtype)
         captured = self._graphs.get((key, self._conditions()))
         if captured is None:
-            captured = self._capture(key, choices)
+            captured = self._capture(key)
         if captured is None:
-            return encoder(features_NTF, feature_lengths, **choices)  # type: ignore[no-any-return]
+            return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
         self._graphs.move_to_end((key, self._conditions()))
         captured.fill(features_NTF, feature_lengths)
         self._recorder.refresh(captured.program)
@@ -151,7 +150,7 @@ class EncoderGraphs:
     def graph_of(self, utterances: int, frames: int, step: int) -> Hashable:
         """Names the graph for a batch of this size at the step that the encoder is set to.
 
-        A training captures one for each name, and for each of the encoder's random choices with it.
+        A training captures one for each name.
 
         Args:
             step: number of optimiser steps before that of the batch.
@@ -175,12 +174,12 @@ class EncoderGraphs:
         self.clear()
         logger.warning("the encoder runs without CUDA graphs from here on: %s", reason)
 
-    def _capture(self, key: Any, choices: dict[str, Any]) -> CapturedPasses | None:
+    def _capture(self, key: Any) -> CapturedPasses | None:
         """The graphs of a shape; None if they cannot be captured, which is logged once."""
         started = time.monotonic()
         for attempt in range(2):
             try:
-                captured = self._try_to_capture(key[0], choices)
+                captured = self._try_to_capture(key[0])
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     # The graphs of other shapes leave gaps in the pool.
@@ -209,12 +208,10 @@ class EncoderGraphs:
                 pool_bytes(self._pool) / 2**30,
             )
 
-    def _try_to_capture(
-        self, shape: tuple[int, int, int], choices: dict[str, Any]
-    ) -> CapturedPasses:
+    def _try_to_capture(self, shape: tuple[int, int, int]) -> CapturedPasses:
         batch, frames, bins = shape
         if self._output_dtype is None:
-            self._warm_up(frames, bins, choices)
+            self._warm_up(frames, bins)
         assert self._output_dtype is not None
         device = self._device
         features_NTF = self._buffers.part("features", shape, torch.float32)
@@ -227,7 +224,7 @@ class EncoderGraphs:
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with self._recording():
             with capturing(forward, self._pool, self._stream):
-                result_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
+                result_NTE, _ = self._encoder(features_NTF, lengths_N)
                 join_side_branch()
                 encoded_NTE.copy_(result_NTE.detach())
             program = self._recorder.program
@@ -243,22 +240,22 @@ class EncoderGraphs:
             grad_NTE=grad_NTE,
         )
 
-    def _warm_up(self, frames: int, bins: int, choices: dict[str, Any]) -> None:
+    def _warm_up(self, frames: int, bins: int) -> None:
         """Passes over zeros for what cannot be captured: libraries load, kernels compile."""
         from pruned_rnnt.model.kernels.available import use_kernels
 
         if not use_kernels(self._parameters[0]):
-            self._pass_over_zeros(_WARM_UP_FRAMES, bins, choices)
+            self._pass_over_zeros(_WARM_UP_FRAMES, bins)
             return
         from pruned_rnnt.model.kernels.variants import compiled_together, counts
 
         with compiled_together(self._device):
-            self._pass_over_zeros(frames, bins, choices)
+            self._pass_over_zeros(frames, bins)
             if counts.compiled:
                 # A first start; the kernels over rows of longer batches have other block sizes.
-                self._pass_over_zeros(2 * frames, bins, choices)
+                self._pass_over_zeros(2 * frames, bins)
 
-    def _pass_over_zeros(self, frames: int, bins: int, choices: dict[str, Any]) -> None:
+    def _pass_over_zeros(self, frames: int, bins: int) -> None:
         device = self._device
         # A batch norm in training changes its running statistics in every pass.
         kept = [(buffer, buffer.clone()) for buffer in self._encoder.buffers()]
@@ -270,7 +267,7 @@ class EncoderGraphs:
         ):
             features_NTF = torch.zeros((2, frames, bins), device=device)
             lengths_N = torch.full((2,), frames, dtype=torch.int64, device=device)
-            encoded_NTE, _ = self._encoder(features_NTF, lengths_N, **choices)
+            encoded_NTE, _ = self._encoder(features_NTF, lengths_N)
             join_side_branch()
             self.gradients.add(encoded_NTE, torch.zeros_like(encoded_NTE))
             self._output_dtype = encoded_NTE.dtype

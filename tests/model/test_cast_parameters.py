@@ -14,6 +14,7 @@ from torch import Tensor
 from pruned_rnnt.model import side_branch
 from pruned_rnnt.model.attention import attention_bias, attention_mask
 from pruned_rnnt.model.cast_parameters import CastParameters
+from pruned_rnnt.model.chunks import Chunks
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.linear import Linear
 from tests.tiny_models import tiny_conformer
@@ -131,8 +132,8 @@ def test_only_gradients_of_casts_go_to_the_side_branch(monkeypatch: pytest.Monke
 
 
 def test_attention_bias_equals_the_mask_with_aligned_rows() -> None:
-    for chunk in (None, 2):
-        mask = attention_mask(torch.tensor([5, 3]), 5, chunk, None)
+    for chunks in (None, Chunks(2, None)):
+        mask = attention_mask(torch.tensor([5, 3]), 5, chunks)
         bias = attention_bias(mask, torch.bfloat16)
         assert bias.shape == mask.shape
         assert bias.dtype == torch.bfloat16

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from pruned_rnnt.model.attention import attention_mask, rotary_angles, rotate
+from pruned_rnnt.model.chunks import Chunks
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.subsampling import subsampled_length
 from tests.tiny_models import tiny_conformer
@@ -108,7 +109,7 @@ def test_non_causal_encoder_sees_everything() -> None:
 
 
 def test_left_chunks_bound_the_past() -> None:
-    mask = attention_mask(torch.tensor([6]), 6, chunk_size=2, left_chunks=1)
+    mask = attention_mask(torch.tensor([6]), 6, Chunks(2, 1))
     assert mask[0, 0].int().tolist() == [
         [1, 1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
@@ -120,7 +121,7 @@ def test_left_chunks_bound_the_past() -> None:
 
 
 def test_first_chunks_can_be_shorter() -> None:
-    mask = attention_mask(torch.tensor([4, 3]), 4, 2, None, cut_N=torch.tensor([0, 1]))
+    mask = attention_mask(torch.tensor([4, 3]), 4, Chunks(2, None, torch.tensor([0, 1])))
     assert mask[:, 0].int().tolist() == [
         [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]],
         [[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 1]],

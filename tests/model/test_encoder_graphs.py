@@ -99,9 +99,8 @@ def test_zipformer_in_graphs_trains_as_without(
 @pytest.mark.parametrize("causal", [False, True])
 def test_conformer_in_graphs_trains_as_without(causal: bool) -> None:
     torch.manual_seed(0)
-    config = ConformerConfig(
-        num_mel_bins=20, layers=2, dim=32, causal=causal, chunk_sizes=(4, 8) if causal else ()
-    )
+    chunks = {"causal": True, "chunk_sizes": (4, 8, -1), "random_first_chunk": True}
+    config = ConformerConfig(num_mel_bins=20, layers=2, dim=32, **(chunks if causal else {}))  # type: ignore[arg-type]
     compare(Conformer(config).cuda().train(), torch.float32, 1e-4)
 
 

@@ -125,19 +125,44 @@ def test_stream_with_trained_chunks(config: EncoderConfig) -> None:
     torch.testing.assert_close(streamed[:, : whole.size(1)], whole, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
-def test_training_draws_chunk_sizes(config: EncoderConfig) -> None:
-    quiet = {"dropout": 0.0} if isinstance(config, ConformerSettings) else {}
-    encoder = make_encoder(dataclasses.replace(config, **quiet)).train()  # type: ignore[arg-type]
+def test_zipformer_draws_the_chunk_size_of_each_training_batch() -> None:
+    encoder = make_encoder(CAUSAL).train()
+    assert isinstance(encoder, Zipformer)
+    drawn = [encoder._chunking(None, None).chunk_size for _ in range(40)]
+    assert set(drawn) == {8, 16, 32, None}
+
+
+@pytest.mark.parametrize(
+    "config",
+    # The statistics of a batch norm depend on the other utterances.
+    [CONFORMER, dataclasses.replace(FASTCONFORMER, convolution_norm="layer")],
+    ids=KINDS[:2],
+)
+@pytest.mark.parametrize("left_chunks", [None, 1])
+def test_conformers_draw_the_chunk_size_of_each_training_utterance(
+    config: ConformerSettings, left_chunks: int | None
+) -> None:
+    """Each utterance is encoded as with its size alone; whole ones keep their first chunk, too."""
+    sizes = (4, 8, WHOLE)
+    changes = {"dropout": 0.0, "chunk_sizes": sizes, "left_chunks": left_chunks}
+    encoder = make_encoder(dataclasses.replace(config, **changes)).train()  # type: ignore[arg-type]
+    features, lengths = ragged([150, 131])
+    of_size = [encoder(features, lengths, chunk_size=size)[0].detach() for size in sizes]
+    counts = encoder.output_lengths(lengths).tolist()
     drawn = []
-    if isinstance(encoder, Zipformer):
-        drawn = [encoder._chunking(None, None).chunk_size for _ in range(40)]
-        assert set(drawn) == {8, 16, 32, None}
-        return
-    features, lengths = ragged([150])
-    # One number, not a sum: a layer norm at the output makes the sum of every frame zero.
-    outputs = {float(encoder(features, lengths)[0][0, 0, 0].detach()) for _ in range(20)}
-    assert len(outputs) == len(CONFORMER.chunk_sizes)
+    for _ in range(40):
+        encoded = encoder(features, lengths)[0].detach()
+        pair = []
+        for row in range(2):
+            differences = [(encoded - other)[row, : counts[row]] for other in of_size]
+            distances = [float(difference.abs().max()) for difference in differences]
+            assert min(distances) < 1e-5
+            pair.append(distances.index(min(distances)))
+        drawn.append(tuple(pair))
+    assert len(set(drawn)) == 9
+    cut = dataclasses.replace(config, **changes, random_first_chunk=True)  # type: ignore[arg-type]
+    encoder = make_encoder(dataclasses.replace(cut, chunk_sizes=(WHOLE, WHOLE))).train()
+    torch.testing.assert_close(encoder(features, lengths)[0][0], of_size[2][0])
 
 
 @pytest.mark.parametrize(
