@@ -87,16 +87,15 @@ def cost() -> str:
 def chunks() -> str:
     """One model for streams and whole utterances beside models trained for one chunk size."""
     rows = read_rows("lost_chunks")
-    header = ["chunk", "model", "commit", "errors, alone", "errors, all", "words", "WER, all"]
+    header = ["chunk", "model", "errors, alone", "errors, all", "words", "WER, all"]
     lines = []
-    for group in _grouped(rows, ("model", "settings", "live", "commit")):
+    for group in _grouped(rows, ("model", "settings", "live")):
         seeds = _grouped(group, ("seed",))
         alone = [row["errors"] for row in group if row["condition"] == "alone"]
         lines.append(
             [
                 _decoding(group[0]),
                 group[0]["model"],
-                group[0]["commit"],
                 ", ".join(map(str, alone)),
                 ", ".join(str(_sum(each, "errors")) for each in seeds),
                 f"{_sum(group, 'words'):,}",
