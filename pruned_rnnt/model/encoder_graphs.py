@@ -2,9 +2,8 @@
 
 A forward and backward pass of a large Zipformer is seven thousand kernels, which take the host
 longer to launch than a GPU to run. A graph repeats the kernels of one captured pass, so it holds
-for one shape. Batches are padded to few shapes, and each shape is captured when it first occurs,
-which takes the host about as long as launching its kernels one by one. A training therefore starts
-with fewer, coarser shapes:
+for one shape. Batches are padded to few shapes (see `TrainingShapes`), and each shape is captured
+when it first occurs, which takes the host about as long as launching its kernels one by one:
 
     batch (N, T, F)   padded to (N', T', F)     real lengths are on the device
                        |
@@ -38,21 +37,14 @@ from pruned_rnnt.model.captured_passes import (
     pool_bytes,
 )
 from pruned_rnnt.model.encoder import Encoder
-from pruned_rnnt.model.shape_steps import BatchPadding
 from pruned_rnnt.model.side_branch import SideBranch, join_side_branch
+from pruned_rnnt.model.training_shapes import MOST_SHAPES, START, TrainingShapes
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.switched_kernels import GRAPHS, why_switched
 
 logger = logging.getLogger(__name__)
 
-# Batches of speech with bucketing take 50 to 80 shapes; the least recently used is dropped first.
-_MOST_GRAPHS = 160
-_FRAME_STEP = 16
-# At most 1/32 of a large count of frames or utterances is padding, and 1/8 in the first steps of a
-# training: batches of LibriSpeech then take 17 instead of 41 shapes in 200 steps, and 7% longer.
-_STEPS, _STEPS_AT_START = 32, 8
-_START = 1000
 _WARM_UP_FRAMES = 64
 
 
@@ -73,16 +65,14 @@ class EncoderGraphs:
         encoder: on a CUDA device, in training mode whenever this object is called.
 
     Attributes:
+        shapes: those to which batches are padded.
         gradients: the memory of the parameters' gradients.
         captures: all of this object.
     """
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        more = encoder.receptive_field - 1
-        self._padding = BatchPadding(_FRAME_STEP, _STEPS, more)
-        self._padding_at_start = BatchPadding(_FRAME_STEP, _STEPS_AT_START, more)
-        self._is_start = False
+        self.shapes = TrainingShapes(encoder.receptive_field - 1)
         self._parameters = [p for p in encoder.parameters() if p.requires_grad]
         device = self._parameters[0].device
         self._clock = encoder.clock
@@ -101,15 +91,14 @@ class EncoderGraphs:
         self.captures = Captures(0, 0.0)
 
     def __call__(
-        self, features_NTF: Tensor, feature_lengths: Tensor, step: int = _START
+        self, features_NTF: Tensor, feature_lengths: Tensor, step: int = START
     ) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding.
 
         The output is overwritten by the next call.
 
         Args:
-            step: number of optimiser steps so far. It alone decides how coarse the shapes are, so
-                that a resumed training pads as one that was not interrupted.
+            step: number of optimiser steps so far.
         """
         encoder = self._encoder
         if not self._failed and any(self._hooks):
@@ -118,11 +107,11 @@ class EncoderGraphs:
             return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
         if self._clock is not None:
             self._clock.start_batch()
-        if self._is_start and step >= _START:
-            # The memory of the coarser shapes, which do not occur again.
+        batch, frames, bins = features_NTF.shape
+        steps = self.shapes.steps
+        shape = (*self.shapes.shape_of(batch, frames, step), bins)
+        if self.shapes.steps != steps:
             self.clear()
-        self._is_start = step < _START
-        shape = self._padding_at(step).shape_of(features_NTF)
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = (shape, dtype)
         captured = self._graphs.get((key, self._conditions()))
@@ -144,24 +133,17 @@ class EncoderGraphs:
             return ()
         return tuple(self._clock.value(each) == 0.0 for each in self._recorder.conditions)
 
-    def _padding_at(self, step: int) -> BatchPadding:
-        return self._padding_at_start if step < _START else self._padding
-
-    def graph_of(self, utterances: int, frames: int, step: int) -> Hashable:
+    def graph_of(self, shapes: TrainingShapes, utterances: int, frames: int, step: int) -> Hashable:
         """Names the graph for a batch of this size at the step that the encoder is set to.
 
         A training captures one for each name.
 
         Args:
+            shapes: those of a training that had the batches before this one.
             step: number of optimiser steps before that of the batch.
         """
-        padding = self._padding_at(step)
-        return (
-            step < _START,
-            padding.rows_of(utterances),
-            padding.frames_of(frames),
-            self._conditions(),
-        )
+        shape = shapes.shape_of(utterances, frames, step)
+        return shapes.steps, shape, self._conditions()
 
     def clear(self) -> None:
         """Drop all graphs, so that their memory can be released; shapes are captured again."""
@@ -192,7 +174,7 @@ class EncoderGraphs:
                 return None
             break
         self._graphs[(key, self._conditions())] = captured
-        if len(self._graphs) > _MOST_GRAPHS:
+        if len(self._graphs) > MOST_SHAPES:
             self._graphs.popitem(last=False)
         self._report(time.monotonic() - started)
         return captured

@@ -212,7 +212,7 @@ def test_gradients_of_several_passes_are_added() -> None:
 
 
 def test_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder_graphs, "_MOST_GRAPHS", 2)
+    monkeypatch.setattr(encoder_graphs, "MOST_SHAPES", 2)
     torch.manual_seed(0)
     encoder = Zipformer(TINY).cuda().train()
     graphs = EncoderGraphs(encoder)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
 from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.model.training_shapes import TrainingShapes
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
+from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import progress_bar, read_metrics
 from pruned_rnnt.train.engine.report import progress_line, step_line
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 from tests.tiny_corpus import tiny_experiment
 from tests.train.run_files import checkpoint_of, killed_at, losses_of
 
@@ -85,6 +89,21 @@ def test_resume_at_the_end_of_an_epoch(corpus: Path, tmp_path: Path) -> None:
     speech_trainer(resumed).run()
     assert losses_of(resumed.folder) == losses_of(straight.folder)
     assert checkpoint_of(resumed.folder, 12) == checkpoint_of(straight.folder, 12)
+
+
+def test_checkpoints_keep_the_shapes_of_batches(corpus: Path, tmp_path: Path) -> None:
+    task = SpeechTask(tiny_experiment(corpus, tmp_path), Ranks(), torch.device("cpu"))
+    assert task.state_dict() == {}
+    graphs: Any = SimpleNamespace(shapes=TrainingShapes(6))
+    task.model.encoder_graphs = graphs
+    graphs.shapes.shape_of(9, 400, step=0)
+    torch.save(task.state_dict(), tmp_path / "state.pt")
+    saved = graphs.shapes.state_dict()
+    graphs.shapes = TrainingShapes(6)
+    task.load_state_dict({})
+    assert graphs.shapes.state_dict() != saved
+    task.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert graphs.shapes.state_dict() == saved
 
 
 @pytest.mark.slow

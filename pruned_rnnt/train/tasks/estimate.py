@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from pruned_rnnt.model.encoder_graphs import Captures
+from pruned_rnnt.model.training_shapes import TrainingShapes
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups
@@ -187,6 +188,7 @@ def graphs_needed(trials: DryRun, steps: int, seconds: float) -> int:
     model = trials.task.model
     if model.encoder_graphs is None:
         return 0
+    shapes = TrainingShapes(model.encoder.receptive_field - 1)
     found = set()
     accumulate = trials.config.train.accumulate
     batches = min(steps * accumulate, _SIZES)
@@ -196,7 +198,7 @@ def graphs_needed(trials: DryRun, steps: int, seconds: float) -> int:
             break
         step = index // accumulate
         model.set_step(step)
-        found.add(model.encoder_graphs.graph_of(utterances, frames, step))
+        found.add(model.encoder_graphs.graph_of(shapes, utterances, frames, step))
     return len(found)
 
 

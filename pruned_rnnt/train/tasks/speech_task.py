@@ -27,6 +27,7 @@ from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
 from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
+from pruned_rnnt.model.training_shapes import TrainingShapes
 from pruned_rnnt.model.transducer_model import TransducerModel
 from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -279,11 +280,21 @@ class SpeechTask:
         return {"vocab_size": self.model.vocab_size}
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._delay is None else {"delay": self._delay.state_dict()}
+        return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._delay is not None and "delay" in state:
-            self._delay.load_state_dict(state["delay"])
+        for name, part in self._parts().items():
+            if name in state:
+                part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, DelayControl | TrainingShapes]:
+        """The parts that have a state besides that of the model, by their names in checkpoints."""
+        parts: dict[str, DelayControl | TrainingShapes] = {}
+        if self._delay is not None:
+            parts["delay"] = self._delay
+        if self.model.encoder_graphs is not None:
+            parts["shapes"] = self.model.encoder_graphs.shapes
+        return parts
 
     def check_files(self, folder: Path) -> None:
         check_tokens(self.data.tokenizer, folder, self.config.data.path)
