@@ -240,7 +240,7 @@ class SegmentBatches:
             loud: dict[int, Compared] = {}
             if self._lost_speech == "retry":
                 paths = yield from self._second.retried(found, paths, speech, places)
-                loud = yield from self._second.louder(found, paths, gain_NT, is_quiet_NT)
+                loud = yield from self._second.louder(found, paths, gain_NT, is_quiet_NT, places)
                 paths = [loud[row].path if row in loud else path for row, path in enumerate(paths)]
             found_marks = [
                 [] if is_silent else _marks(path, speech.get(row), place.begin, loud.get(row))

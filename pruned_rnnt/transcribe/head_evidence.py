@@ -7,11 +7,12 @@ head needs no gap to show this: symbols may be lost between two others that are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
 from pruned_rnnt.decode.scoring.error_statistics import align_words
+from pruned_rnnt.decode.timing.head_paths import Spikes
 from pruned_rnnt.transcribe.lost_speech import LEAST_FRAMES, UNSURE, FoundPath, Stretch
 
 # So many symbols in a row that only the head has are lost; heads invent single ones.
@@ -46,7 +47,7 @@ def disagreements(path: FoundPath, end: int | None = None) -> list[Disagreement]
     if path.head is None or path.head.spikes.symbols == symbols:
         return []
     found = []
-    for spikes, places in different(path.head.spikes.symbols, symbols):
+    for spikes, places in different(path.head.spikes, path.symbols_in_time):
         log_probs = [path.head.log_probs[n] for n in places]
         frames = [path.head.spikes.frames[n] for n in spikes]
         frames += [path.head.frames[n] for n in places]
@@ -83,7 +84,7 @@ def may_be_invented(path: FoundPath, gap: Stretch, longer: FoundPath) -> bool:
         return more > 0
     first = path.symbols_before(gap.begin)
     own = range(first, first + more)
-    known = {m.place for m in _matches(path.head.spikes.symbols, longer.hypothesis.symbols)}
+    known = {m.place for m in _matches(path.head.spikes, longer.symbols_in_time)}
     if known.issuperset(own):
         return False
     is_short = gap.end - gap.begin < LEAST_FRAMES
@@ -94,7 +95,7 @@ def head_frames(path: FoundPath) -> list[int]:
     """The frame of each symbol: that of the head, if it has the same one, else that of the path."""
     frames = list(path.symbol_frames)
     if path.head is not None:
-        for match in _matches(path.head.spikes.symbols, path.hypothesis.symbols):
+        for match in _matches(path.head.spikes, path.symbols_in_time):
             frames[match.place] = path.head.spikes.frames[match.spike]
     return frames
 
@@ -114,19 +115,75 @@ class _Match(NamedTuple):
     place: int
 
 
-def _matches(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[_Match]:
+def _matches(head: Spikes, path: Spikes) -> list[_Match]:
+    """Of the alignments with the fewest differences, one whose symbols are close in time.
+
+    Of a sentence that was said twice and found once, either copy may be the one that is missing.
+    """
+    spikes: list[int] = []
+    places: list[int] = []
     spike = place = 0
-    for first, second in align_words([str(s) for s in spikes], [str(s) for s in symbols]):
+    for first, second in align_words(list(map(str, head.symbols)), list(map(str, path.symbols))):
         if first == second:
-            yield _Match(spike, place)
+            spikes.append(spike)
+            places.append(place)
         spike += first is not None
         place += second is not None
+    _move_gaps(spikes, head, places, path)
+    _move_gaps(places, path, spikes, head)
+    return list(map(_Match, spikes, places))
 
 
-def different(spikes: Sequence[int], symbols: Sequence[int]) -> Iterator[tuple[range, range]]:
+def _move_gaps(own: list[int], one: Spikes, others: list[int], other: Spikes) -> None:
+    """Move each gap between matches to where the symbols beside it are closest in time.
+
+    A gap of two symbols between matches (|), moved by three of them:
+
+        one      a b c | d e a b c x        one      a b c d e | a b c x
+        other    a b c | x                  other    a b c x -> matches the later ones
+
+    Args:
+        own, others: positions of the matches in `one`, which are changed, and in `other`.
+    """
+    for after in range(len(own) + 1):
+        left, other_left = (own[after - 1], others[after - 1]) if after else (-1, -1)
+        is_last = after == len(own)
+        right, other_right = (
+            (len(one.symbols), len(other.symbols)) if is_last else (own[after], others[after])
+        )
+        gap = right - left - 1
+        if gap and other_right - other_left == 1:
+            _shift(own, gap, range(after - 1, -1, -1), one, others, other)
+            _shift(own, -gap, range(after, len(own)), one, others, other)
+
+
+def _shift(
+    own: list[int], by: int, matches: range, one: Spikes, others: list[int], other: Spikes
+) -> None:
+    """Shift as many of these matches, the nearest first, as brings them closer in time."""
+    gain = most = best = 0
+    for count, match in enumerate(matches, 1):
+        old, new, frame = own[match], own[match] + by, other.frames[others[match]]
+        if one.symbols[old] != one.symbols[new]:
+            break
+        gain += abs(one.frames[old] - frame) - abs(one.frames[new] - frame)
+        if gain > most:
+            most, best = gain, count
+        following = match + matches.step
+        if count < len(matches) and (
+            own[following] - old != matches.step
+            or others[following] - others[match] != matches.step
+        ):
+            break
+    for match in matches[:best]:
+        own[match] += by
+
+
+def different(head: Spikes, path: Spikes) -> Iterator[tuple[range, range]]:
     """The positions in both, for each stretch between two symbols that they have in common."""
     spike = place = 0
-    for match in [*_matches(spikes, symbols), _Match(len(spikes), len(symbols))]:
+    ends = _Match(len(head.symbols), len(path.symbols))
+    for match in [*_matches(head, path), ends]:
         if match != (spike, place):
             yield range(spike, match.spike), range(place, match.place)
         spike, place = match.spike + 1, match.place + 1

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 
 # The symbol at a frame may belong to the speech of so many feature frames before and after it; the
@@ -172,6 +172,11 @@ class FoundPath(NamedTuple):
     def symbol_frames(self) -> tuple[int, ...]:
         """The encoder frames nearest to the sounds."""
         return self.hypothesis.frames if self.head is None else self.head.frames
+
+    @property
+    def symbols_in_time(self) -> Spikes:
+        """The symbols and these frames."""
+        return Spikes(self.hypothesis.symbols, self.symbol_frames)
 
     @property
     def symbol_places(self) -> list[int]:

@@ -62,7 +62,7 @@ def compared(path: FoundPath, louder: FoundPath, quiet: Sequence[Stretch]) -> Co
     lost: list[Stretch] = []
     doubtful: list[Stretch] = []
     reached = 0
-    for new, own in different(louder.hypothesis.symbols, path.hypothesis.symbols):
+    for new, own in different(louder.symbols_in_time, path.symbols_in_time):
         places = [louder.symbol_places[n] for n in new] + [path.symbol_places[n] for n in own]
         stretch = Stretch(min(places), max(places) + path.step)
         if not any(

@@ -119,6 +119,7 @@ class SecondDecoding:
         paths: Sequence[FoundPath],
         gain_NT: Tensor,
         is_quiet_NT: Tensor,
+        places: Sequence[SegmentPlace],
     ) -> Generator[None, None, dict[int, Compared]]:
         """Rows with speech far quieter than the rest, compared with what they are when it is not.
 
@@ -127,7 +128,8 @@ class SecondDecoding:
         rows = is_quiet_NT.any(dim=1).nonzero()[:, 0].tolist()
         if not rows:
             return {}
-        wholes = [_Retry(row, Stretch(0, 0), Stretch(0, is_quiet_NT.size(1))) for row in rows]
+        # Padding, which other rows of the batch may need, is not part of the row.
+        wholes = [_Retry(row, Stretch(0, 0), Stretch(0, places[row].frames)) for row in rows]
         found = yield from self._decoded(amplified(batch, gain_NT), wholes)
         return {
             row: compared(paths[row], louder, stretches(is_quiet_NT[row]))

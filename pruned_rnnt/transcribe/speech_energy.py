@@ -124,6 +124,16 @@ def speech_frames(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     return is_loud_NT & ~_is_steady(level_NT, real_NT, _LEVEL_CHANGE)
 
 
+def far_quieter_speech(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
+    """(N, T) bool on the device: speech that `speech_frames` misses, as louder speech is nearby."""
+    real_NT = torch.arange(features_NTF.size(1), device=features_NTF.device) < lengths_N[:, None]
+    energy_NT = _smooth(features_NTF.logsumexp(dim=2) * real_NT) / _smooth(real_NT.float())
+    loudest_N1 = energy_NT.masked_fill(~real_NT, -torch.inf).amax(dim=1, keepdim=True)
+    is_quiet_NT = real_NT & (energy_NT < loudest_N1 - _DEPTH)
+    is_steady_NT = _is_steady(energy_NT, is_quiet_NT, _ENERGY_CHANGE)
+    return _far_below(features_NTF, real_NT, energy_NT, loudest_N1) & ~is_steady_NT
+
+
 class EnergyDetector:
     """Distinguishes speech from noise in one stream, in constant memory."""
 
@@ -169,18 +179,22 @@ class EnergyDetector:
         is_steady_NT = _is_steady(energy_NT, is_quiet_NT, _ENERGY_CHANGE)
         is_speech_NT &= ~(is_quiet_NT & is_steady_NT)
         # Both rules miss speech that is far quieter than what was before.
-        local = local_speech(known_NTF, real_NT)
-        is_low_NT = local.energy_NT < nearby_NT.clamp(min=self._loud) - _QUIET_DEPTH
-        is_sound_NT = energy_NT + _largest_nearby(-energy_NT, _CONTRAST_FRAMES) > _SOUND
-        is_speech_NT |= (
-            in_long_rows(is_low_NT & local.is_speech_NT, _LOW_FRAMES) & is_sound_NT & ~is_steady_NT
-        )
+        loud_NT = nearby_NT.clamp(min=self._loud)
+        is_speech_NT |= _far_below(known_NTF, real_NT, energy_NT, loud_NT) & ~is_steady_NT
         self._pooled_PF = pooled_NPF[0, : len(self._pooled_PF) + -(-frames // _POOL_FRAMES)]
         self._pooled_PF = self._pooled_PF[-_MEMORY_POOLED:]
         drop = max(0, end - _CONTEXT_FRAMES)
         self._features_TF = self._features_TF[drop:]
         self._decided = end - drop
         return is_speech_NT[0, begin:end]
+
+
+def _far_below(features_NTF: Tensor, real_NT: Tensor, energy_NT: Tensor, loud_NT: Tensor) -> Tensor:
+    """(N, T) bool: sounds of speech that is far below the energy of loud speech."""
+    local = local_speech(features_NTF, real_NT)
+    is_low_NT = local.energy_NT < loud_NT - _QUIET_DEPTH
+    is_sound_NT = energy_NT + _largest_nearby(-energy_NT, _CONTRAST_FRAMES) > _SOUND
+    return in_long_rows(is_low_NT & local.is_speech_NT, _LOW_FRAMES) & is_sound_NT
 
 
 def _levels(pooled_NPF: Tensor, used_NP: Tensor) -> _Levels:

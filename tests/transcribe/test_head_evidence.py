@@ -14,7 +14,7 @@ from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes, head_paths
 from pruned_rnnt.transcribe.batch_decoder import BestPaths
 from pruned_rnnt.transcribe.batch_input import BatchInput
-from pruned_rnnt.transcribe.head_evidence import disagreements
+from pruned_rnnt.transcribe.head_evidence import disagreements, head_frames
 from pruned_rnnt.transcribe.lost_speech import FoundPath, Mark, Stretch, as_marks, clipped
 from tests.tiny_models import tiny_conformer, tiny_model
 from tests.transcribe.test_lost_speech import StandIn, audio
@@ -54,6 +54,28 @@ def test_other_symbols_are_doubtful_if_the_head_contradicts_them() -> None:
         path((3, 7, 6), (5, 10, 20), {5: 3, 9: 4, 14: 5, 16: 8, 20: 6}, (0.0, -9.0, 0.0))
     )
     assert (found.is_lost, found.is_empty, found.is_doubtful) == (True, False, True)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("by_head", [True, False])
+def test_of_a_repeated_sentence_the_copy_at_other_times_is_lost(first: bool, by_head: bool) -> None:
+    sentence = (3, 4, 5, 3)
+    copies = {10 + 4 * n: symbol for n, symbol in enumerate(sentence)}
+    copies |= {50 + 4 * n: symbol for n, symbol in enumerate(sentence)}
+    found = {frame + 1: symbol for frame, symbol in copies.items() if (frame < 50) == first}
+    ends = {2: 8, 90: 9}
+    more, fewer = ends | copies, ends | found
+    if by_head:
+        more, fewer = dict(sorted(more.items())), dict(sorted(fewer.items()))
+        (lost,) = disagreements(path(tuple(fewer.values()), tuple(fewer), more))
+        begin = 50 if first else 10
+        assert lost.stretch == Stretch(4 * begin, 4 * (begin + 13))
+        assert lost.is_empty
+    else:
+        more, fewer = dict(sorted(fewer.items())), dict(sorted(more.items()))
+        one = path(tuple(fewer.values()), tuple(fewer), more)
+        times = dict(zip(one.symbol_frames, head_frames(one), strict=True))
+        assert all(abs(frame - placed) <= 1 for frame, placed in times.items())
 
 
 def test_less_doubt_is_enough_beside_a_wide_gap() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,11 @@ import torch
 from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.decode.search.hypothesis import Hypothesis
 from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.transcribe.batch_decoder import BestPaths
 from pruned_rnnt.transcribe.batch_input import BatchInput, amplified
-from pruned_rnnt.transcribe.lost_speech import FoundPath, Stretch
+from pruned_rnnt.transcribe.lost_speech import FoundPath, Stretch, stretches
 from pruned_rnnt.transcribe.quiet_speech import compared, missing_gain
+from pruned_rnnt.transcribe.speech_energy import far_quieter_speech
 from tests.transcribe.test_lost_speech import StandIn, audio
 
 QUIETER = 7.0  # 30 dB
@@ -53,6 +57,19 @@ def test_frames_beyond_the_end_change_nothing() -> None:
     assert gain_T[len(features) :].max() == 0
     torch.testing.assert_close(gain_T[: len(features)], gain_of(features))
     assert gain_T.max() > 0
+
+
+def test_streams_find_quiet_speech_beside_loud_speech() -> None:
+    features = torch.cat([changing(0.0, -QUIETER), audio(("noise", 1.0)) - QUIETER, changing(0.0)])
+    (is_quiet_T,) = far_quieter_speech(features[None], torch.tensor([len(features)]))
+    found = stretches(is_quiet_T)
+    assert found[0].begin == pytest.approx(200, abs=15)
+    assert found[-1].end >= 395
+    assert not is_quiet_T[:190].any()
+    assert not is_quiet_T[505:].any()
+    for others in (("noise", 2.0), ("zeros", 2.0)):
+        even = audio(("speech", 2.0), others, ("speech", 2.0))
+        assert not far_quieter_speech(even[None], torch.tensor([len(even)])).any()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
@@ -125,3 +142,26 @@ def test_a_model_that_hears_only_loud_speech() -> None:
     assert found.text == whole.text
     assert [word.start for word in found.words] == [word.start for word in whole.words]
     assert found.marks == ()
+
+
+def test_the_padding_of_a_batch_is_not_decoded_again() -> None:
+    """Louder, it may become words."""
+    lengths: list[int] = []
+
+    class Recorded(StandIn):
+        batch_seconds = 100.0
+
+        def _best_paths(
+            self, batch: BatchInput, with_heads: bool
+        ) -> Generator[None, None, BestPaths]:
+            lengths.extend(batch.lengths_N.tolist())
+            return super()._best_paths(batch, with_heads)
+
+    quiet, longer = changing(0.0, -QUIETER), changing(0.0, 0.0, 0.0)
+    alone, found = Recorded(lambda *_: False, "retry"), Recorded(lambda *_: False, "retry")
+    (expected,) = alone.transcribe_each([quiet])
+    expected_lengths = sorted([*lengths, len(longer)])
+    lengths.clear()
+    _, result = found.transcribe_each([longer, quiet])
+    assert result == expected
+    assert sorted(lengths) == expected_lengths
