@@ -223,10 +223,15 @@ def _probability(log_prob: float) -> float:
     return round(math.exp(min(log_prob, 0.0)), 4)
 
 
+def ctm_name(name: str) -> str:
+    """A name as one column: spaces become underscores."""
+    return "_".join(name.split())
+
+
 def ctm_line(name: str, word: str, start: float, end: float, confidence: float) -> str:
     """`name channel start duration word confidence`; spaces in name and word become underscores."""
-    name, word = ("_".join(part.split()) for part in (name, word))
-    return f"{name} 1 {start:.3f} {end - start:.3f} {word} {confidence:.4f}"
+    times = f"{start:.3f} {end - start:.3f}"
+    return f"{ctm_name(name)} 1 {times} {ctm_name(word)} {confidence:.4f}"
 
 
 def ctm_text(name: str, items: Iterable[tuple[str, float, float, float]]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import StreamingEncoder
@@ -40,7 +42,8 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
     limits = ("--chunk", chunk, 1, _MOST_CHUNK_SECONDS), ("--left", left, 0, _MOST_LEFT_SECONDS)
     for name, size, least, seconds in limits:
         most = round(seconds / frame)
-        if not isinstance(size, int) or not least <= size <= most:
+        is_whole = isinstance(size, numbers.Integral) and not isinstance(size, bool)
+        if not is_whole or not least <= size <= most:
             raise ExportError(
                 f"{name} is {size!r}, needs a whole number of frames ({round(1000 * frame)} ms) "
                 f"from 1 to {most}, or 0 for that of training"
@@ -52,7 +55,7 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
                 raise ExportError(
                     f"{name} is {size}, this Zipformer needs a multiple of {step} frames (40 ms)"
                 )
-    return chunk, left
+    return int(chunk), int(left)
 
 
 def tail_seconds(stream: StreamingEncoder) -> float:

@@ -35,12 +35,13 @@ def load(
     segments: SegmentConfig | None = None,
 ) -> AudioRecogniser:
     """The implementation of `pruned_rnnt.load`, which describes arguments and errors."""
+    _check_settings(settings)
+    if not isinstance(segments, SegmentConfig | None):
+        raise UsageError(f"segments is {segments!r}, needs a SegmentConfig")
     found = find_model(local_path(path))
     if found.kind == "onnx":
-        return _load_onnx(found, settings, segments)
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+        return _load_onnx(found, device, settings, segments)
+    device = _device(device)
     start_device(device)
     parts, decode = _load_torch(found, settings, device)
     model = parts.model.to(device)
@@ -56,11 +57,42 @@ def load(
     )
 
 
+def _check_settings(settings: Sequence[str]) -> None:
+    if isinstance(settings, str) or not isinstance(settings, Sequence):
+        raise UsageError(f"settings is {settings!r}, needs a list such as ['decode.beam=8']")
+    for item in settings:
+        if not isinstance(item, str) or not item.startswith("decode."):
+            raise UsageError(
+                f"settings has {item!r}, needs decode.key=value: all others are those of the "
+                "model's training"
+            )
+
+
+def _device(device: torch.device | str) -> torch.device:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"device is {device!r}, needs cpu, cuda, cuda:N or auto") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device is {device}, but torch {torch.__version__} sees no CUDA device")
+    return found
+
+
 def _load_onnx(
-    found: FoundModel, settings: Sequence[str], segments: SegmentConfig | None
+    found: FoundModel,
+    device: torch.device | str,
+    settings: Sequence[str],
+    segments: SegmentConfig | None,
 ) -> AudioRecogniser:
     from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 
+    if str(device) not in ("cpu", "auto"):
+        raise UsageError(
+            f"device is {device}, but {found.path} has ONNX files, which run on the CPU: leave it "
+            "out, or load the run or a model of `pruned-rnnt export --format torch`"
+        )
     if _decode_config(settings) != DecodeConfig():
         raise UsageError(
             f"{found.path} has ONNX files, which are decoded by greedy search only: leave out "

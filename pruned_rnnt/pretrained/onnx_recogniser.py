@@ -10,6 +10,7 @@ H context size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,11 +99,18 @@ class OnnxRecogniser(AudioRecogniser):
         def session(graph: str) -> _Session:
             return _Session(folder / file_name(graph, precision), graph, threads, on_run)
 
+        self._reopen = partial(
+            OnnxRecogniser, folder, segments=segments, threads=threads, precision=precision
+        )
         self._encoder = session("model" if is_ctc else "encoder")
+        if not self._has_nemo_layout and not self._streaming:
+            self._encoder.check_inputs("x", "x_lens")
         if not is_ctc:
             self._decoder, self._joiner = session("decoder"), session("joiner")
         if self._kind == "transducer":
             self._context_size = int(self._decoder.metadata["context_size"])
+            self._decoder.check_symbols(self._decoder.metadata.get("vocab_size"), len(tokenizer))
+            self._joiner.check_symbols(self._joiner.output_width, len(tokenizer))
         if self._has_nemo_layout and not is_ctc:
             metadata = self._encoder.metadata
             self._tdt = TdtSearch(
@@ -112,6 +120,10 @@ class OnnxRecogniser(AudioRecogniser):
                 vocab_size=int(metadata["vocab_size"]) + 1,
                 has_durations=self._kind == "tdt",
             )
+
+    def __reduce__(self) -> tuple[Callable[[], OnnxRecogniser], tuple[()]]:
+        """Sessions of onnxruntime cannot be copied: a copy opens the folder again."""
+        return self._reopen, ()
 
     @property
     def _has_nemo_layout(self) -> bool:
@@ -168,7 +180,13 @@ class OnnxRecogniser(AudioRecogniser):
         else:
             encoded_TJ = self._encode(features_TF)
         search = self._ctc if self._kind == "ctc" else self._transducer
-        return _hypothesis(*search(encoded_TJ))
+        symbols_T, scores_T = search(encoded_TJ)
+        if np.isnan(scores_T).any():
+            raise ExportError(
+                f"{self._encoder.path.parent}: the ONNX files give NaN, so one of them is damaged: "
+                "export the model again"
+            )
+        return _hypothesis(symbols_T, scores_T)
 
     def _encode(self, features_TF: Tensor) -> _FloatArray:
         """Encoder output (T', J); (J, T') of a transducer in NeMo's layout."""
@@ -280,6 +298,7 @@ class _Session:
     """A graph in onnxruntime.
 
     Attributes:
+        path: of the file.
         inputs: onnxruntime's descriptions of its inputs.
         metadata: of the file.
 
@@ -301,9 +320,30 @@ class _Session:
         except Exception as error:  # onnxruntime's own error types are not part of its interface
             reason = str(error).splitlines()[0]
             raise ExportError(f"{path} cannot be loaded by onnxruntime: {reason}") from error
-        self._graph, self._on_run = graph, on_run
+        self.path, self._graph, self._on_run = path, graph, on_run
         self.inputs: list[Any] = self._session.get_inputs()
         self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+
+    def check_inputs(self, *names: str) -> None:
+        found = [node.name for node in self.inputs]
+        if found != list(names):
+            raise ExportError(
+                f"{self.path} has the inputs {', '.join(found)}, needs {', '.join(names)}: it is "
+                "not from the same export as the other files"
+            )
+
+    @property
+    def output_width(self) -> int | str | None:
+        """The last axis of the first output; a name or None if it is not fixed."""
+        width: int | str | None = self._session.get_outputs()[0].shape[-1]
+        return width
+
+    def check_symbols(self, found: int | str | None, symbols: int) -> None:
+        if str(found).isdigit() and int(str(found)) != symbols:
+            raise ExportError(
+                f"{self.path} has {found} symbols and the tokens {symbols}: it is not from the "
+                "same export as the other files"
+            )
 
     def run(self, feeds: Feeds) -> list[Any]:
         """All outputs."""

@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import overload
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
 from pruned_rnnt.decode.timing.calibration import Calibration
@@ -96,8 +98,8 @@ class AudioRecogniser(ABC):
         """Start a live stream. Any number of streams are decoded together by `step`.
 
         Args:
-            chunk, left: encoder frames of a chunk, and of its left context; 0 for the
-                values that the model was trained with.
+            chunk, left: encoder frames of a chunk, and of its left context; 0 for `decode.chunk`
+                and `decode.left`, or, without these, the values that the model was trained with.
             endpoints: when texts become final.
 
         Raises:
@@ -198,6 +200,8 @@ class AudioRecogniser(ABC):
             The transcription of each recording, in order, or the error for which it has none:
             those of `transcribe`, and MemoryError or RuntimeError if the memory was too small.
         """
+        if isinstance(audio, str | Path):
+            raise ValueError(f"audio is {str(audio)!r}, needs a list of recordings: [{audio!r}]")
         recordings = self.recordings(audio, sampling_rate=sampling_rate, on_seconds=on_seconds)
         with sharing_processors(), closing(recordings):
             yield from self._transcribe(recordings, words)
@@ -273,8 +277,8 @@ class AudioRecogniser(ABC):
         batches.finish()
         yield from transcriptions(batches.done(), self.tokenizer)
 
-    def transcribe_features(self, features_TF: Tensor) -> Transcription:
-        """Transcribe log-mel features (T, F).
+    def transcribe_features(self, features_TF: Tensor | FloatArray) -> Transcription:
+        """Transcribe log-mel features (T, F) of floats.
 
         Raises:
             ValueError: the detector is `silero`, or model.encoder.features is not `fbank`, which
@@ -282,7 +286,7 @@ class AudioRecogniser(ABC):
         """
         if self._segments.detector == "silero":
             raise ValueError("the detector silero needs samples: call transcribe, or use energy")
-        (found,) = self.transcribe_each([features_TF])
+        (found,) = self.transcribe_each([torch.as_tensor(features_TF)])
         if isinstance(found, Exception):
             raise found
         return found

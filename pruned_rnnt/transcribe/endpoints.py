@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
-from pruned_rnnt.config.checks import check_at_least
+from pruned_rnnt.transcribe.segments import check_seconds
 
 # Why words are final: a pause, the length of the text so far, or the end of the stream.
 Reason = Literal["pause", "length", "end"]
@@ -29,7 +30,8 @@ class EndpointConfig:
     longest: float = 20.0
 
     def __post_init__(self) -> None:
-        check_at_least("endpoints", self, pause=0, silence=0, longest=0)
+        for name in ("pause", "silence", "longest"):
+            check_seconds(f"endpoints.{name}", getattr(self, name), 0, math.inf)
 
     def reason(self, *, seconds: float, pause: float, has_text: bool) -> Reason | None:
         """Why there is an endpoint now, if there is one.

@@ -99,7 +99,14 @@ class Recogniser(AudioRecogniser):
                 "model.encoder.features is samples, of which live streams are not supported: "
                 "transcribe files or samples"
             )
-        sizes = stream_sizes(self.model, chunk, left)
+        if not isinstance(endpoints, EndpointConfig | None):
+            raise UsageError(
+                f"endpoints is {endpoints!r}, needs an EndpointConfig of "
+                "pruned_rnnt.transcribe.endpoints"
+            )
+        # A chunk of -1, for whole recordings, is none of a stream.
+        chosen = self._decode
+        sizes = stream_sizes(self.model, chunk or max(chosen.chunk, 0), left or chosen.left)
         if sizes not in self._stream_groups:
             search = build_stream_search(
                 self.model, self._decode, self.tokenizer, self._language_model

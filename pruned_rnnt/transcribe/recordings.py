@@ -130,7 +130,9 @@ class RecordingReader:
 
 def _features(features_TF: Tensor) -> Tensor:
     if features_TF.size(1) == FEATURE_DIM and features_TF.is_floating_point():
-        return features_TF
+        if not features_TF.isfinite().all():
+            raise ValueError("the features have NaN or infinite values")
+        return features_TF.float()
     raise ValueError(
         f"a tensor of two axes holds features, (T, {FEATURE_DIM}) of floats, but got "
         f"{tuple(features_TF.shape)} of {features_TF.dtype}: samples have one axis, (S,)"

@@ -5,6 +5,8 @@ Axes: S samples, T feature frames (10 ms), F mel bins.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +37,15 @@ _SHORTEST_SPEECH_FRAMES = 10
 _NO_SAMPLES: FloatArray = np.zeros(0, dtype=np.float32)
 # Windows without a pause between them share a third, at most 4 s, which holds several words.
 _OVERLAP_SHARE, _MOST_OVERLAP_FRAMES = 1 / 3, 400
+
+
+def check_seconds(name: str, value: object, least: float, most: float) -> None:
+    """Raise ValueError unless the value is a number in this range."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and least <= value <= most):  # type: ignore[operator]
+        shown = f"{value:g}" if is_number else repr(value)
+        needed = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
+        raise ValueError(f"{name} is {shown}; it must be {needed} seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +80,8 @@ class SegmentConfig:
             ("pause", self.pause, 0.1, 1),
             ("padding", self.padding, 0, 0.5),
         ):
-            if value is not None and not least <= value <= most:
-                raise ValueError(f"{name} is {value:g}; it must be {least:g} to {most:g} seconds")
+            if value is not None or name in ("pause", "padding"):
+                check_seconds(name, value, least, most)
         if self.detector not in ("energy", "silero"):
             raise ValueError(f"detector is {self.detector!r}; it must be energy or silero")
         if self.lost_speech not in get_args(LostSpeech):

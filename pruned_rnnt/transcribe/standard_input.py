@@ -92,7 +92,7 @@ def open_samples(source: RawSource) -> SampleSource:
         _skip_wav_header(samples)
     elif kind := encoded_format(begin) or ("32-bit floats" if _are_floats(begin) else ""):
         raise ValueError(f"standard input is {kind}; {_ADVICE}")
-    if not samples.peek(2):
+    if len(samples.peek(2)) < 2:
         raise ValueError("standard input has no samples")
     return samples
 

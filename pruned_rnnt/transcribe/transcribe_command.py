@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pruned_rnnt.data.audio.audio_file import seconds_in_header
+from pruned_rnnt.decode.word_times import ctm_name
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.usage_errors import UsageError
@@ -105,7 +107,7 @@ def write_transcript(result: Transcription, item: AudioInput, options: argparse.
     if options.output is None:
         print(text, end="", flush=True)
         return
-    target = options.output / f"{item.name}.{_SUFFIXES.get(options.format, options.format)}"
+    target = _target(item, options)
     try:
         target.write_text(text, encoding="utf-8")
     except FileNotFoundError:
@@ -201,19 +203,57 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
             "--endpoint-pause and --endpoint-longest need live audio: - or --microphone"
         )
     _endpoints(options)
-    segment_config(options)
+    segments = segment_config(options)
+    if live and replace(segments, lost_speech="retry") != SegmentConfig():
+        raise UsageError(
+            "--window, --shortest, --pause, --padding and --detector need audio files: live audio "
+            "ends lines by --endpoint-pause and --endpoint-longest"
+        )
     if options.times and options.format != "text":
         raise UsageError("--times needs --format text: the other formats always have times")
     inputs = [] if live else audio_inputs(options.audio)
     if options.output is None:
         if options.format == "srt" and len(inputs) > 1:
             raise UsageError("--format srt with several audio files needs --output FOLDER")
-        return inputs
-    names = Counter(item.name for item in inputs)
-    for name, count in names.items():
-        if count > 1:
+        if options.format == "ctm" and (
+            different := _first_repeated(ctm_name(item.name) for item in inputs)
+        ):
             raise UsageError(
-                f"{count} audio files are called {name}: their transcripts in {options.output} "
-                "would overwrite each other"
+                f"{different.files} audio files are called {different.name} in CTM: write each to "
+                "a file of its own with --output FOLDER, or rename them"
+            )
+        return inputs
+    if different := _first_repeated(item.name for item in inputs):
+        raise UsageError(
+            f"{different.files} audio files are called {different.name}: their transcripts in "
+            f"{options.output} would overwrite each other"
+        )
+    for folder in (options.output, *options.output.parents):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--output is {options.output}, but {folder} is a file, not a folder")
+    for item in inputs:
+        target = _target(item, options)
+        # Often the text that a person wrote.
+        if target.exists() and target.resolve().parent == item.path.resolve().parent:
+            raise UsageError(
+                f"--output {options.output} would overwrite {target} beside its audio: choose "
+                "another folder, or move that file away"
             )
     return inputs
+
+
+class _Repeated(NamedTuple):
+    name: str
+    files: int
+
+
+def _first_repeated(names: Iterable[str]) -> _Repeated | None:
+    repeated = (_Repeated(*each) for each in Counter(names).items() if each[1] > 1)
+    return next(repeated, None)
+
+
+def _target(item: AudioInput, options: argparse.Namespace) -> Path:
+    """The file that a transcript is written to."""
+    suffix = _SUFFIXES.get(options.format, options.format)
+    target: Path = options.output / f"{item.name}.{suffix}"
+    return target

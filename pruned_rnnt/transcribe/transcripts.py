@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from pruned_rnnt.decode.word_times import TimedWord, ctm_text
+from pruned_rnnt.decode.word_times import TimedWord, ctm_name, ctm_text
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.transcription import Transcription
 
@@ -36,7 +36,7 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
         return _srt(result)
     if kind == "ctm":
         words = ((w.word, w.start, w.end, w.confidence) for w in result.words)
-        notes = "".join(f";; {name} 1 {mark_text(mark)}\n" for mark in result.marks)
+        notes = "".join(f";; {ctm_name(name)} 1 {mark_text(mark)}\n" for mark in result.marks)
         return ctm_text(name, words) + notes
     if kind == "jsonl":
         words_of_file = [

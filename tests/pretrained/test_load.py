@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import pickle
 import sys
 import zipfile
 from pathlib import Path
@@ -15,8 +18,10 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_USAGE
+from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.model_file import ModelFile, load_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
@@ -188,6 +193,66 @@ def test_onnx_folder_transcribes_alike(kind: str, tokenizer: Tokenizer, tmp_path
     assert len(recogniser.transcribe(sound(0.02)).text) >= 0  # shorter than an encoder frame
     with pytest.raises(ValueError, match=r"greedy search only: leave out decode\.method"):
         pruned_rnnt.load(tmp_path, settings=["decode.method=modified_beam"])
+    with pytest.raises(ValueError, match=r"device is cuda, but .* has ONNX files"):
+        pruned_rnnt.load(tmp_path, "cuda")
+    for copied in (copy.deepcopy(recogniser), pickle.loads(pickle.dumps(recogniser))):
+        assert copied.transcribe(sound(SECONDS)) == result
+
+
+def test_onnx_files_of_other_exports_and_damaged_ones_are_errors(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    encoder = tiny_conformer(causal=True)
+    parts = ModelFile(make_model(tokenizer, encoder), tokenizer)
+    export_onnx(parts, whole, OnnxOptions(), "")
+    fewer = train_tokenizer(["one"], TokenizerConfig(kind="char"))
+    export_onnx(ModelFile(make_model(fewer, encoder), fewer), other, OnnxOptions(), "")
+    for name in ("decoder.onnx", "joiner.onnx"):
+        kept = (whole / name).read_bytes()
+        (whole / name).write_bytes((other / name).read_bytes())
+        symbols = f"{name} has {len(fewer)} symbols and the tokens {len(tokenizer)}"
+        with pytest.raises(ExportError, match=symbols):
+            pruned_rnnt.load(whole)
+        (whole / name).write_bytes(kept)
+    export_onnx(parts, tmp_path / "stream", OnnxOptions(streaming=True), "")
+    kept = (whole / "encoder.onnx").read_bytes()
+    (whole / "encoder.onnx").write_bytes((tmp_path / "stream" / "encoder.onnx").read_bytes())
+    with pytest.raises(ExportError, match=r"encoder\.onnx has the inputs x, .* needs x, x_lens"):
+        pruned_rnnt.load(whole)
+    (whole / "encoder.onnx").write_bytes(kept)
+    bias = parts.model.joiner.output_linear.bias.detach().numpy().tobytes()
+    joiner = (whole / "joiner.onnx").read_bytes()
+    assert bias in joiner
+    (whole / "joiner.onnx").write_bytes(joiner.replace(bias, b"\xff" * len(bias)))
+    with pytest.raises(ExportError, match="give NaN, so one of them is damaged"):
+        pruned_rnnt.load(whole).transcribe(sound(SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"settings": ["model.encoder.layers=2"]}, r"settings has 'model\.encoder\.layers=2'"),
+        ({"settings": [3]}, r"settings has 3, needs decode\.key=value"),
+        (
+            {"settings": "decode.beam=4"},
+            r"settings is 'decode\.beam=4', needs a list",
+        ),
+        ({"settings": None}, "settings is None, needs a list"),
+        ({"device": "gpu"}, "device is 'gpu', needs cpu, cuda"),
+        ({"device": None}, "device is None, needs cpu, cuda"),
+        ({"segments": {"window": 3}}, r"segments is \{'window': 3\}, needs a SegmentConfig"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    arguments: dict[str, Any],
+    message: str,
+    model: SpeechModel,
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        pruned_rnnt.load(save_file(tmp_path, model, tokenizer), **arguments)
 
 
 @pytest.mark.slow
@@ -239,9 +304,29 @@ def test_audio_in_every_form(model: SpeechModel, tokenizer: Tokenizer, tmp_path:
         (samples[None], r"shape \(1, 32000\), needs \(S,\)"),
         (samples[:0], "audio has no samples"),
         (samples * np.nan, "NaN or infinite"),
+        (None, "audio is of type NoneType, needs a path, or an array"),
+        ({"array": samples}, "audio is of type dict, needs a path"),
     ):
         with pytest.raises(ValueError, match=message):
             recogniser.transcribe(wrong)
+    halves = torch.from_numpy(samples).bfloat16()
+    assert recogniser.transcribe(halves) == recogniser.transcribe(halves.float())
+    with pytest.raises(FileNotFoundError, match="is a folder"):
+        recogniser.transcribe(tmp_path)
+    with pytest.raises(ValueError, match="needs a list of recordings"):
+        next(recogniser.transcribe_each(str(path)))
+
+
+def test_features_are_checked(model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    recogniser = pruned_rnnt.load(save_file(tmp_path, model, tokenizer))
+    features_TF = audio_features(sound(2.0))
+    expected = recogniser.transcribe_features(features_TF)
+    assert expected.text
+    assert recogniser.transcribe_features(features_TF.double()) == expected
+    assert recogniser.transcribe_features(features_TF.numpy()) == expected
+    features_TF[5, 5] = math.nan
+    with pytest.raises(ValueError, match="the features have NaN or infinite values"):
+        recogniser.transcribe_features(features_TF)
 
 
 @pytest.mark.slow

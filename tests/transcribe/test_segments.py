@@ -150,6 +150,9 @@ def test_silence_and_clicks_give_no_segment() -> None:
         ({"window": 2.0, "shortest": 3.0}, "shortest is 3; it must be 0 to 2 seconds"),
         ({"pause": 2.0}, "pause is 2; it must be 0.1 to 1 seconds"),
         ({"padding": -1.0}, "padding is -1"),
+        ({"pause": None}, "pause is None; it must be 0.1 to 1 seconds"),
+        ({"window": "3"}, "window is '3'; it must be"),
+        ({"window": True}, "window is True; it must be"),
         ({"detector": "ears"}, "detector is 'ears'; it must be energy or silero"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -224,8 +225,11 @@ def test_endpoint_rules() -> None:
     assert rules.reason(seconds=2.0, pause=2.0, has_text=False) == "pause"
     assert rules.reason(seconds=10.0, pause=0.0, has_text=True) == "length"
     assert NEVER.reason(seconds=1e6, pause=1e6, has_text=True) is None
-    with pytest.raises(ValueError, match=r"endpoints\.pause is -1"):
-        EndpointConfig(pause=-1)
+    for wrong in (-1, None, "1", True, math.nan):
+        with pytest.raises(
+            ValueError, match=rf"endpoints\.pause is {wrong!r}; it must be at least"
+        ):
+            EndpointConfig(pause=wrong)  # type: ignore[arg-type]
 
 
 def test_length_does_not_change_the_text() -> None:
@@ -321,13 +325,28 @@ def test_errors_name_what_a_stream_needs(tokenizer: Tokenizer) -> None:
         ({"left": 1e9}, "left"),
         ({"chunk": 8.0}, "chunk"),
         ({"chunk": -1}, "chunk"),
+        ({"chunk": True}, "chunk"),
         ({"left": -3}, "left"),
     ):
         with pytest.raises(ExportError, match=f"--{name}.* needs a whole number of frames"):
             recogniser_of(tokenizer).stream(**sizes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"endpoints is \{'pause': 1\}, needs an EndpointConfig"):
+        recogniser_of(tokenizer).stream(endpoints={"pause": 1})  # type: ignore[arg-type]
     search = recogniser_of(tokenizer, decode=DecodeConfig(method="ctc_prefix_beam"), ctc_scale=0.2)
     with pytest.raises(ValueError, match=r"decode\.method is ctc_prefix_beam, which needs whole"):
         search.stream()
+
+
+def test_streams_have_the_chunks_of_the_decode_settings(tokenizer: Tokenizer) -> None:
+    chosen = recogniser_of(tokenizer, decode=DecodeConfig(chunk=8, left=16))
+    whole = recogniser_of(tokenizer, decode=DecodeConfig(chunk=-1))
+    usual = recogniser_of(tokenizer)
+    chosen.stream()
+    chosen.stream(chunk=np.int64(4), left=8)  # type: ignore[arg-type]
+    assert list(chosen._stream_groups) == [(8, 16), (4, 8)]
+    for each in (whole, usual):
+        each.stream()
+    assert list(whole._stream_groups) == list(usual._stream_groups) != [(8, 16)]
 
 
 def test_loaded_model_streams(tmp_path: Any) -> None:

@@ -197,12 +197,17 @@ def test_memory_does_not_grow_with_the_file(
         (["--microphone", "--format", "srt"], "need audio files"),
         (["a.wav", "--chunk", "4"], "--chunk and --left need live audio"),
         (["a.wav", "--endpoint-pause", "1"], "--endpoint-longest need live audio"),
-        (["-", "--endpoint-pause", "nan"], "endpoints.pause is nan, needs at least 0"),
+        (["-", "--endpoint-pause", "nan"], "endpoints.pause is nan; it must be at least 0 seconds"),
         (["a.wav", "--window", "0"], "--window is 0; it must be 0.5 to 3600 seconds"),
         (["a.wav", "--pause", "9"], "--pause is 9; it must be 0.1 to 1 seconds"),
         (["a.wav", "--format", "srt", "--times"], "--times needs --format text"),
         (["a.wav", "b.wav", "--format", "srt"], "needs --output"),
         (["a.wav", "x/a.mp3", "--output", "out"], "2 audio files are called a"),
+        (["a b.wav", "x/a_b.mp3", "--format", "ctm"], "2 audio files are called a_b in CTM"),
+        (["-", "--window", "3"], "--window, --shortest, --pause, --padding and --detector need"),
+        (["-", "--detector", "silero"], "need audio files: live audio ends lines by"),
+        (["a.wav", "--output", __file__], "is a file, not a folder"),
+        (["a.wav", "--output", f"{__file__}/x"], "is a file, not a folder"),
     ],
 )
 def test_wrong_options_are_usage_errors(
@@ -210,6 +215,22 @@ def test_wrong_options_are_usage_errors(
 ) -> None:
     assert main(["transcribe", str(model), *arguments]) == EXIT_USAGE
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_texts_beside_the_audio_are_kept(
+    folder: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soundfile.write(tmp_path / "a.wav", sound(1.0), 16000)
+    (tmp_path / "a.txt").write_text("by hand\n")
+    audio = tmp_path if folder else tmp_path / "a.wav"
+    command = ["transcribe", str(model), str(audio), "--output", str(tmp_path)]
+    assert main(command) == EXIT_USAGE
+    assert "a.txt beside its audio: choose another folder" in capsys.readouterr().err
+    assert (tmp_path / "a.txt").read_text() == "by hand\n"
+    # Results of an earlier command, elsewhere, are replaced.
+    command[-1] = str(tmp_path / "texts")
+    assert main(command) == main(command) == 0
 
 
 def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -> ModuleType:

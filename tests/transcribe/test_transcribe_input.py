@@ -133,6 +133,7 @@ def test_encoded_audio_on_standard_input_is_an_error(
         (b"RIFF\0\0\0\0WAVEfmt ", "a broken wav file"),
         (b"RIFF\0\0\0\0WAVEdata" + bytes(100), "a broken wav file"),
         (b"", "no samples"),
+        (b"a", "no samples"),
     ],
     # Not of the data, into which libsndfile writes the time.
     ids=lambda x: x if isinstance(x, str) else "",

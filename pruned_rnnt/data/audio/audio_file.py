@@ -57,6 +57,8 @@ def open_audio(path: Path | str) -> Iterator[AudioFile]:
             too if the file is damaged.
     """
     path = Path(path)
+    if path.is_dir():
+        raise FileNotFoundError(f"audio file not found: {path} is a folder")
     if not path.is_file():
         raise FileNotFoundError(f"audio file not found: {path}")
     opened = open_with_ffmpeg if path.suffix.lower() in _FFMPEG_SUFFIXES else _open_with_libsndfile

@@ -18,10 +18,14 @@ import numpy as np
 from lhotse import AudioSource, Recording
 from lhotse.utils import fastcopy
 
+from pruned_rnnt.data.audio.audio_file import open_audio
 from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.truncation import describe_truncation
 from pruned_rnnt.data.audio.waveform import FloatArray
 
+_TRUNCATED = "truncated: fewer samples than the header says"
+# Samples to read at a time.
+_BLOCK = 2**20
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -145,9 +149,7 @@ def _check_file(path: Path) -> None:
         raise UnusableUtterance("empty audio file", str(path))
     truncation = describe_truncation(path)
     if truncation:
-        raise UnusableUtterance(
-            "truncated: fewer samples than the header says", f"{path}: {truncation}"
-        )
+        raise UnusableUtterance(_TRUNCATED, f"{path}: {truncation}")
 
 
 def read_samples(cut: Any) -> FloatArray:
@@ -158,7 +160,7 @@ def read_samples(cut: Any) -> FloatArray:
         with without_decoder_messages(may_be_mp3(cut)):
             samples_S: FloatArray = _with_command_output(cut).load_audio()[0]
     except Exception as error:  # lhotse's backends raise errors of every kind
-        raise UnusableUtterance("audio cannot be read", last_line(error)) from error
+        raise _unreadable(cut, error) from error
     if samples_S.size == 0:
         raise UnusableUtterance("no samples")
     if not np.isfinite(samples_S).all():
@@ -168,6 +170,21 @@ def read_samples(cut: Any) -> FloatArray:
         other = f"channel {cut.channel} of {len(channels)}: see --channel"
         raise UnusableUtterance("silent: every sample is zero", other if len(channels) > 1 else "")
     return samples_S
+
+
+def _unreadable(cut: Any, error: Exception) -> UnusableUtterance:
+    """Why a cut's audio cannot be read: lhotse's error, unless a file ends too early."""
+    for path in audio_files(cut):
+        try:
+            with open_audio(path) as file:
+                for _ in file.blocks(_BLOCK):
+                    pass
+                truncation = file.truncation()
+        except (OSError, ValueError):
+            continue
+        if truncation:
+            return UnusableUtterance(_TRUNCATED, f"{path}: {truncation}")
+    return UnusableUtterance("audio cannot be read", last_line(error))
 
 
 def audio_files(cut: Any) -> list[Path]:

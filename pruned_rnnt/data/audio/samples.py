@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_file import rate_problem
@@ -40,6 +41,11 @@ def samples_at_16_khz(audio: Any, sampling_rate: float) -> FloatArray:
         ValueError: another shape, type, range or rate, no samples, or NaN or infinite ones.
     """
     given_S = sample_array(audio)
+    if given_S.dtype == object:
+        raise ValueError(
+            f"audio is of type {type(audio).__name__}, needs a path, or an array or tensor (S,) of "
+            "samples"
+        )
     if given_S.ndim == 0:
         raise ValueError(
             "audio is a single number, needs an array or tensor (S,) of samples: a list is taken "
@@ -65,8 +71,12 @@ def samples_at_16_khz(audio: Any, sampling_rate: float) -> FloatArray:
 def sample_array(audio: Any) -> npt.NDArray[Any]:
     """Samples as they are given; raises ValueError for what is no array."""
     try:
-        return audio.detach().cpu().numpy() if isinstance(audio, Tensor) else np.asarray(audio)
-    except (TypeError, ValueError) as error:
+        if not isinstance(audio, Tensor):
+            return np.asarray(audio)
+        # numpy has no bfloat16.
+        host = audio.detach().cpu()
+        return (host.float() if host.dtype == torch.bfloat16 else host).numpy()
+    except (NotImplementedError, TypeError, ValueError) as error:
         raise ValueError(f"audio is no array of samples: {error}") from error
 
 
