@@ -205,15 +205,75 @@ def test_train_continues_a_run(run: Path, corpus: Path, tmp_path: Path) -> None:
 def test_decode_errors(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = [
         ("decode.split=train2", "no split 'train2'"),
-        ("decode.checkpoint=absent.pt", "checkpoint not found: absent.pt"),
+        ("decode.checkpoint=absent.pt", "not found: absent.pt; decode.checkpoint (in"),
         ("decode.method=magic", "decode.method"),
+        ("data.path=/nowhere", "data.path is /nowhere, and there is no such folder"),
+        ("decode.fusion.hotwords=none", "decode.fusion.hotwords is none, and there is no such"),
+        (f"decode.fusion.lm={run}", "is no run of a language model: check decode.fusion.lm"),
     ]
     for override, message in cases:
-        assert main(["decode", str(run), override]) != 0
+        method = ["decode.method=modified_beam"] if "fusion" in override else []
+        assert main(["decode", str(run), *method, override]) != 0
         assert message in capsys.readouterr().err
     other = make_corpus(tmp_path / "other", train=1, dev=1, seed=5)
     assert main(["decode", str(run), f"data.path={other}"]) == EXIT_USAGE
     assert "tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["decode", "align", "export"])
+def test_settings_of_training_cannot_change_afterwards(
+    run: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    settings = ["model.joiner_dim=64", "train.steps=7", "loss.s_range=3"]
+    assert main([command, str(run), *settings]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "model.joiner_dim: 32 -> 64" in error
+    assert "train.steps: 6 -> 7" in error
+    assert "loss.s_range: 5 -> 3" in error
+    assert "leave them out" in error
+    assert "decode.chunk" not in error
+    assert main([command, str(run), "model.encoder.chunk_size=2"]) == EXIT_USAGE
+    assert "decode.chunk chooses the chunks of decoding" in capsys.readouterr().err
+
+
+def test_settings_of_training_may_be_repeated(run: Path) -> None:
+    settings = ["train.steps=6", "train.device=cpu", "data.valid_max_duration=9"]
+    assert run_config(run, settings).train.steps == 6
+
+
+@pytest.mark.parametrize("last", ["0", "-1"])
+def test_average_of_no_checkpoint(run: Path, capsys: pytest.CaptureFixture[str], last: str) -> None:
+    assert main(["average", str(run), "--last", last]) == EXIT_USAGE
+    assert f"--last must be at least 1, got {last}" in capsys.readouterr().err
+
+
+def test_ensemble_of_equal_members(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = [str(run), f"{run}/checkpoints/.."]
+    assert main(["ensemble", *members, "--output", str(tmp_path / "out")]) == EXIT_USAGE
+    assert f"{run} is named more than once" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_train_into_a_file(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("kept")
+    assert main(["train", *tiny_overrides(corpus, path)]) == EXIT_USAGE
+    assert f"train.folder is {path}, which is no folder" in capsys.readouterr().err
+    assert path.read_text() == "kept"
+
+
+def test_another_model_is_named_by_its_settings(
+    run: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["model.joiner_dim=64", "train.steps=9"]
+    command = ["train", "--allow-changes", *tiny_overrides(corpus, run, *settings)]
+    assert main(command) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert "choose another train.folder (model.joiner_dim: 32 -> 64)\n" in error
 
 
 def test_run_is_locked_while_it_is_trained(run: Path, corpus: Path) -> None:

@@ -11,6 +11,7 @@ from pruned_rnnt.cli.command import (
     add_command,
 )
 from pruned_rnnt.run.folder import RunFolder
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def average(options: argparse.Namespace, console: Console) -> int:
     """Average the last steps or checkpoints of a run into one checkpoint."""
     from pruned_rnnt.train.run import average_checkpoints, average_span, keeps_mean
 
+    if options.last < 1:
+        raise UsageError(f"--last must be at least 1, got {options.last}")
     folder = RunFolder(options.run)
     if options.over == "steps" or (options.over is None and keeps_mean(options.run)):
         output = options.output or folder.span_average(options.last)

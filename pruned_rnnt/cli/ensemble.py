@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pruned_rnnt.cli.command import Parsers, add_command, split_arguments
+from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +46,12 @@ def ensemble(options: argparse.Namespace, console: Console) -> int:
 
     settings, runs = split_arguments(options.arguments)
     paths = [Path(run) for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if [each.resolve() for each in paths].count(path.resolve()) > 1:
+            raise UsageError(
+                f"{run} is named more than once: a model adds nothing to itself, so name other "
+                "runs, or other checkpoints of it"
+            )
     model = write_ensemble(paths, options.output, settings)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"wrote {options.output}: {len(runs)} models, {parameters / 1e6:.2f} M parameters")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 
 class Removed(NamedTuple):
@@ -40,6 +42,30 @@ def check_at_least(section: str, config: object, **least: float) -> None:
         if not all(entry is None or entry >= bound for entry in values):
             shown = list(value) if isinstance(value, tuple) else value
             raise ValueError(f"{section}.{name} is {shown}, needs at least {bound}")
+
+
+def check_choices(section: str, config: object) -> None:
+    """Raise an error for settings that are none of their choices (`Literal`).
+
+    Files and overrides are checked when they are read; Python programs have only this check.
+
+    Raises:
+        ValueError: the message names key, value and choices.
+    """
+    for name, kind in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            choices = ", ".join(map(str, get_args(kind)))
+            raise ValueError(f"{section}.{name} is {value!r}, needs one of {choices}")
+
+
+def check_seconds(name: str, value: object, least: float, most: float) -> None:
+    """Raise ValueError unless the value is a number in this range."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and least <= value <= most):  # type: ignore[operator]
+        shown = f"{value:g}" if is_number else repr(value)
+        needed = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
+        raise ValueError(f"{name} is {shown}; it must be {needed} seconds")
 
 
 def joined_names(key: str, value: object) -> str:

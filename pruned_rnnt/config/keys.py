@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -30,7 +30,8 @@ def fits(start: Any, key: str, value: Any) -> bool:
     try:
         # The section alone: a merge copies all that it begins with.
         OmegaConf.merge(OmegaConf.select(start, section) if section else start, {name: value})
-    except (OmegaConfBaseException, ValueError):  # ValueError: there is no such section
+    # ValueError: there is no such section; TypeError: a mapping where a list belongs.
+    except (OmegaConfBaseException, ValueError, TypeError):
         return False
     return True
 
@@ -53,11 +54,33 @@ def unknown_key(start: Any, source: str, full_key: str) -> str:
 
 def wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
     """The message about a wrong value, with its key, which OmegaConf's own error may lack."""
-    key = error.full_key or _first_bad_key(start, values) or "(unknown key)"
+    # A TypeError has no key.
+    key = getattr(error, "full_key", None) or _first_bad_key(start, values) or "(unknown key)"
+    return f"{source}: '{key}': {_reason(start, values, key.partition('=')[0], error)}"
+
+
+def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
+    """Why a value is wrong, without the types of OmegaConf that its own message names."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        wanted, given = OmegaConf.select(start, key), OmegaConf.select(values, key)
+    except OmegaConfBaseException:  # a key below a list
+        wanted = given = None
+    if isinstance(wanted, Mapping):
+        inner = next(iter(leaves(wanted)), "key")
+        return f"is a section: set the keys in it, such as {key}.{inner}"
+    if _is_list(wanted) and not _is_list(given):
+        return f"needs a list, such as {key}=[{'a, b' if given is None else given}]"
     reason = first_line(error)
-    if "ListConfig" in reason:  # OmegaConf's own type
-        reason = "takes one value, not a list"
-    return f"{source}: '{key}': {reason}"
+    if "ListConfig" in reason:
+        return "takes one value, not a list"
+    return "needs a value, got none" if "'None'" in reason else reason
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def first_line(error: BaseException) -> str:

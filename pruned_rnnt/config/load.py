@@ -152,7 +152,7 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
             merged = OmegaConf.unsafe_merge(merged, values)
         except ConfigKeyError as error:
             raise ConfigError(unknown_key(start, source, str(error.full_key))) from error
-        except OmegaConfBaseException as error:
+        except (OmegaConfBaseException, TypeError) as error:
             raise ConfigError(wrong_value(start, source, values, error)) from error
     try:
         return cast(ConfigT, OmegaConf.to_object(merged))

@@ -87,6 +87,8 @@ def file_digests(config: FusionConfig, language_model: LanguageModel | None) -> 
         if name == "lm":
             assert language_model is not None
             digest = fingerprint(language_model)
+        elif not path.exists():
+            raise FileNotFoundError(f"decode.fusion.{name} is {path}, and there is no such file")
         elif path.is_dir():
             digest = hashlib.sha256("\n".join(read_texts(path, name)).encode()).hexdigest()
         else:

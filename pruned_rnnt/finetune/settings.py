@@ -80,6 +80,11 @@ def load_finetuning(
     values["train"]["folder"] = f"exp/{source.name}-{data.resolve().name}"
     base = (f"the settings of {init}", values)
     config = load_config(ExperimentConfig, yaml_path, overrides, base=base)
+    if value_of("data.old_share", yaml_path, overrides) and not config.data.old_path:
+        raise ConfigError(
+            f"data.old_share is {config.data.old_share}, and data.old_path is empty: name the "
+            "prepared folder of the old data in data.old_path, or leave data.old_share out"
+        )
     if config.folder.resolve() == Path(init).resolve():
         raise ConfigError(
             f"train.folder is the run in train.init, {init}: choose another folder for the new run"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,8 @@ from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
 from pruned_rnnt.train.own_batches import OwnBatch, OwnBatches
+
+logger = logging.getLogger(__name__)
 
 LossFunction = Callable[[Any, Any, int], Tensor | Mapping[str, Tensor]]
 
@@ -47,9 +50,12 @@ class OwnLosses:
     measures: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class OwnTask:
-    """`engine.task.Task` of the user's own objects; see `pruned_rnnt.train.Trainer`."""
+    """`engine.task.Task` of the user's own objects; see `pruned_rnnt.train.Trainer`.
+
+    has_names: a batch has shown that `batch_ids` gives names.
+    """
 
     model: nn.Module
     batches: OwnBatches
@@ -57,6 +63,7 @@ class OwnTask:
     batch_size: Callable[[Any], BatchSize]
     validation: Callable[[Any], float] | None
     batch_ids: Callable[[Any], Sequence[str]] | None
+    has_names: bool = False
 
     def parameter_groups(self) -> Sequence[ParameterGroup]:
         return ()
@@ -68,11 +75,17 @@ class OwnTask:
         found = self.batch_size(batch.content)
         if not isinstance(found, BatchSize):
             raise TypeError(f"size returned {_name(found)}, needs a BatchSize")
+        for name in ("utterances", "frames", "symbols"):
+            if not isinstance(value := getattr(found, name), Integral):
+                raise TypeError(f"size returned {name}={value!r}, needs a whole number")
         if found.utterances < 1 or found.frames < 1:
             raise ValueError(f"size returned {found}, needs at least one utterance and one frame")
         return found
 
     def losses(self, batch: OwnBatch, step: int) -> OwnLosses:
+        if not self.has_names:
+            self._names(batch)
+            self.has_names = True
         found = self.loss(self.model, batch.content, step)
         parts = {"total": found} if isinstance(found, Tensor) else found
         if not isinstance(parts, Mapping) or "total" not in parts:
@@ -103,13 +116,28 @@ class OwnTask:
         )
 
     def utterances(self, batch: OwnBatch) -> list[Utterance]:
-        count = self.size(batch).utterances
+        try:
+            names = self._names(batch)
+        except Exception as error:  # whatever the function raises, the training goes on
+            logger.warning("utterances have their positions as names: %s", error)
+            names = self._places(batch)
+        return [Utterance(id=each) for each in names]
+
+    def _names(self, batch: OwnBatch) -> list[str]:
+        """Raises TypeError or ValueError if `batch_ids` does not give a name to each utterance."""
+        places = self._places(batch)
         if self.batch_ids is None:
-            return [Utterance(id=str(place)) for place in range(count)]
-        ids = list(map(str, self.batch_ids(batch.content)))
-        if len(ids) != count:
-            raise ValueError(f"ids returned {len(ids)} names for a batch of {count} utterances")
-        return [Utterance(id=each) for each in ids]
+            return places
+        found = self.batch_ids(batch.content)
+        if isinstance(found, str) or not isinstance(found, Iterable):
+            raise TypeError(f"ids returned {_name(found)}, needs {len(places)} names")
+        names = list(map(str, found))
+        if len(names) != len(places):
+            raise ValueError(f"ids returned {len(names)} names, needs {len(places)}")
+        return names
+
+    def _places(self, batch: OwnBatch) -> list[str]:
+        return list(map(str, range(self.size(batch).utterances)))
 
     def shapes(self, batch: OwnBatch) -> dict[str, Any]:
         return dataclasses.asdict(self.size(batch))

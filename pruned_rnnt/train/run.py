@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import ConfigError, from_dict, load_config, value_of
+from pruned_rnnt.config.load import ConfigError, differences, from_dict, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.encoder_passes import set_chunks
 from pruned_rnnt.model.build_model import build_model, fitted_model
@@ -27,6 +27,9 @@ from pruned_rnnt.train.engine.parameter_mean import SpanMean, mean_between
 from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS, pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig
+
+# Keys that may change after training: sections, and single settings.
+_OF_USE = ("data.", "decode.", "card.", "train.device:", "train.folder:")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +51,25 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     train.folder is the present folder, which may have been moved.
 
     Raises:
-        ConfigError: the folder is no run of a recogniser, or an override is wrong.
+        ConfigError: the folder is no run of a recogniser, or an override is wrong or changes a
+            setting of training, which has no effect on a trained model.
     """
     path = config_path(folder)
     if (task := value_of("task", path)) is not None:
         raise ConfigError(f"{folder} is a run of task {task!r}; this command is for recognisers")
-    return load_config(ExperimentConfig, path, [f"train.folder={folder}", *overrides], is_run=True)
+    place = f"train.folder={folder}"
+    config = load_config(ExperimentConfig, path, [place, *overrides], is_run=True)
+    if overrides:
+        saved = load_config(ExperimentConfig, path, [place], is_run=True)
+        changed = [line for line in differences(saved, config) if not line.startswith(_OF_USE)]
+        if changed:
+            chunk = any(line.startswith("model.encoder.chunk_size:") for line in changed)
+            advice = "; decode.chunk chooses the chunks of decoding" if chunk else ""
+            raise ConfigError(
+                f"{folder} was trained with other settings ({'; '.join(changed)}), which cannot be "
+                f"changed after training: leave them out{advice}"
+            )
+    return config
 
 
 def config_path(folder: Path) -> Path:
@@ -87,6 +103,11 @@ def find_checkpoint(folder: Path, which: str) -> Path:
         if not paths:
             raise CheckpointError(f"{checkpoints.folder} has no checkpoints")
         return paths[-1]
+    if not Path(which).is_file():
+        raise CheckpointError(
+            f"checkpoint not found: {which}; decode.checkpoint (in a fine-tuning "
+            "finetune.checkpoint) needs last, best, average or a file"
+        )
     return Path(which)
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from pruned_rnnt.transcribe.segments import check_seconds
+from pruned_rnnt.config.checks import check_seconds
 
 # Why words are final: a pause, the length of the text so far, or the end of the stream.
 Reason = Literal["pause", "length", "end"]

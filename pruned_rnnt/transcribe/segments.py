@@ -5,8 +5,6 @@ Axes: S samples, T feature frames (10 ms), F mel bins.
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.config.checks import check_seconds
 from pruned_rnnt.data.audio.features import FEATURE_DIM, FRAME_SAMPLES
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
@@ -37,15 +36,6 @@ _SHORTEST_SPEECH_FRAMES = 10
 _NO_SAMPLES: FloatArray = np.zeros(0, dtype=np.float32)
 # Windows without a pause between them share a third, at most 4 s, which holds several words.
 _OVERLAP_SHARE, _MOST_OVERLAP_FRAMES = 1 / 3, 400
-
-
-def check_seconds(name: str, value: object, least: float, most: float) -> None:
-    """Raise ValueError unless the value is a number in this range."""
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and least <= value <= most):  # type: ignore[operator]
-        shown = f"{value:g}" if is_number else repr(value)
-        needed = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
-        raise ValueError(f"{name} is {shown}; it must be {needed} seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

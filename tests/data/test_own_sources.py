@@ -16,7 +16,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.duplicate_ids import DuplicateIdMarker
 from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source
-from tests.data.recorded_speech import text_of, write_audio
+from tests.data.recorded_speech import text_of, truncate, write_audio
 
 
 def entries_of(path: Path) -> list[CorpusEntry]:
@@ -50,6 +50,57 @@ def test_header_allows_any_separator(tmp_path: Path, separator: str, suffix: str
         (str(tmp_path / "a.wav"), "hello you", f"{table}:3"),
         (str(tmp_path / "b.wav"), "stop", f"{table}:4"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("separator", "advice"),
+    [
+        (",", "put texts with commas in quotation marks"),
+        ("\t", "write a space for a tab in a text"),
+    ],
+)
+def test_row_with_more_cells_than_the_header_is_left_out(
+    tmp_path: Path, separator: str, advice: str
+) -> None:
+    table = tmp_path / "table.csv"
+    rows = [["path", "text", ""], ["a.wav", "one", " two"], ["b.wav", "three", ""], ["c.wav", "go"]]
+    table.write_text("".join(separator.join(row) + "\n" for row in rows))
+    problem = "row has more cells than the header"
+    assert [(e.origin, e.text, e.problem, e.details) for e in entries_of(table)] == [
+        (f"{table}:2", "one", problem, f"3 instead of 2: {advice}"),
+        (f"{table}:3", "three", "", ""),
+        (f"{table}:4", "go", "", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    "rows", [["a.wav,one, two", "b.wav,three"], ["a.wav,one", "b.wav,two", "c.wav,three, four"]]
+)
+def test_numbers_of_cells_that_vary_without_a_header_are_an_error(
+    tmp_path: Path, rows: list[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(rows) + "\n")
+    with pytest.raises(ValueError, match=rf"csv:{len(rows)}: row has \d cells, the first row has"):
+        entries_of(table)
+
+
+def test_cells_may_be_empty_at_the_end_of_rows_without_a_header(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text('a.wav,"two\nlines"\nb.wav,one,\nc.wav,"go, now"\n')
+    assert [(e.text, e.problem) for e in entries_of(table)] == [
+        ("two\nlines", ""),
+        ("one", ""),
+        ("go, now", ""),
+    ]
+
+
+@pytest.mark.parametrize("name", ["path", "text", "speaker", "split"])
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,text,speaker,split,{name.upper()}\na.wav,one,anna,train,x\n")
+    with pytest.raises(ValueError, match=f"csv:1: 2 columns have the name `{name}`"):
+        entries_of(table)
 
 
 def test_unclosed_quotation_mark_is_reported(tmp_path: Path) -> None:
@@ -91,6 +142,29 @@ def test_unknown_splits_share_one_reason(tmp_path: Path, wav: Path) -> None:
         (f"table.csv:{i + 2}", "split is none of train, dev and test", f"speaker {i}")
         for i in range(3, 6)
     ]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "expected", "message"),
+    [
+        (
+            "mp3",
+            "truncated: fewer samples than the header says",
+            r": it has [\d,]+ of 6\d,\d+ samples",
+        ),
+        ("flac", "audio cannot be read", r" cannot be read as audio: .*flac decoder lost sync.*"),
+    ],
+)
+def test_truncated_files_have_the_reasons_of_transcription(
+    tmp_path: Path, wav: Path, suffix: str, expected: str, message: str
+) -> None:
+    path = truncate(write_audio(tmp_path / f"a.{suffix}", 4.0))
+    table = tmp_path / "table.tsv"
+    table.write_text(f"{path}\tgo\n{wav}\tstop\n{wav}\tgo\n{wav}\ton\n")
+    assert prepare(table, tmp_path / "out") == 0
+    ((_, reason, details),) = reasons(tmp_path / "out")
+    assert reason == expected
+    assert re.fullmatch(re.escape(str(path)) + message, details)
 
 
 def test_cyclic_links_are_followed_once(tmp_path: Path, wav: Path) -> None:
@@ -282,6 +356,36 @@ def test_options_are_checked_before_the_work(
     assert "no tokenizer at" in capsys.readouterr().err
     assert prepare(table, tmp_path / "out", "--num-jobs", "0") == 1
     assert "--num-jobs must be at least 1, got 0" in capsys.readouterr().err
+    for size in ("0", "-5", "2"):
+        assert prepare(table, tmp_path / "out", "--vocab-size", size) == 1
+        expected = f"vocab_size must be at least 3, got {size}; change --vocab-size"
+        assert expected in capsys.readouterr().err
+    assert prepare(table, tmp_path / "out", "--tokens=bpe", "--vocab-size=99", "--byte-fallback")
+    error = capsys.readouterr().err
+    assert "at least 261 with byte_fallback, got 99; change --vocab-size\n" in error
+
+
+def test_advice_about_a_vocabulary_is_new(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,text,language\n{wav},go,en\n{wav},stop,tr\n{wav},on,fr\n")
+    options = ("--tokens=bpe", "--vocab-size=262", "--byte-fallback", "--language-tags")
+    assert prepare(table, tmp_path / "out", *options) == 1
+    error = capsys.readouterr().err
+    assert "change --vocab-size or --tokens" in error
+    assert "add --byte-fallback" not in error
+
+
+def test_source_without_training_names_its_splits(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,text,split\n{wav},go,test\n{wav},stop,dev\n{wav},on,test\n")
+    assert prepare(table, tmp_path / "out") == 1
+    error = capsys.readouterr().err
+    assert "no train utterances are left: only those of dev and test; " in error
+    assert "add --only-test and --tokenizer-from" in error
 
 
 def test_printed_train_command_is_quoted_and_progress_is_complete(

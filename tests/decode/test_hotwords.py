@@ -87,7 +87,14 @@ def test_file_of_phrases(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"hotwords\.txt:2: bonus 'much'"):
         read_hotwords(path, tokenizer, 1.5)
     path.write_text("Zürich\n")
-    with pytest.raises(ValueError, match=r"hotwords\.txt:1: 'Zürich' has characters"):
+    lacking = (
+        r"hotwords\.txt:1: 'Zürich' has characters that the model lacks: 'Z', 'ü', 'i', 'c', 'h'$"
+    )
+    with pytest.raises(ValueError, match=lacking):
+        read_hotwords(path, tokenizer, 1.5)
+    path.write_text("new york:2.5\n")
+    advice = r"lacks: ':', '2', '\.', '5'; a bonus needs a space before its colon"
+    with pytest.raises(ValueError, match=advice):
         read_hotwords(path, tokenizer, 1.5)
     for bonus in ("nan", "inf", "-inf", "1e30", "2,5"):
         path.write_text(f"new\nwork :{bonus}\n")

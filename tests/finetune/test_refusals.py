@@ -27,6 +27,7 @@ from tests.finetune.runs import command, error_of
         (["finetune.lora.rank=2", "train.compile_encoder=true"], "does not support adapters"),
         (["finetune.vocabulary=extends"], "finetune.vocabulary"),
         (["train.folder=SOURCE"], "train.folder is the run in train.init"),
+        (["data.old_share=0.5"], "data.old_share is 0.5, and data.old_path is empty: name the"),
     ],
 )
 def test_what_does_not_fit_is_refused(

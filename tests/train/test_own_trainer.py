@@ -238,6 +238,22 @@ def test_skipped_steps_name_the_utterances(tmp_path: Path) -> None:
         assert report["batches"][0]["utterances"] == 3
 
 
+def test_names_never_end_a_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(model: Net, batch: list[Tensor], step: int) -> Tensor:
+        return loss(model, batch, step) * (float("nan") if step == 2 else 1.0)
+
+    seen: list[int] = []
+
+    def ids(batch: list[Tensor]) -> list[str]:
+        seen.append(len(batch))
+        return ["a", "b", "c"] if len(seen) == 1 else []
+
+    assert trainer(tmp_path, 4, loss=broken, ids=ids).run() == "finished"
+    (path,) = (tmp_path / "bad_steps").iterdir()
+    assert [each["id"] for each in json.loads(path.read_text())["utterances"]] == ["0", "1", "2"]
+    assert "utterances have their positions as names: ids returned 0 names" in caplog.text
+
+
 def test_changed_batches_are_refused(tmp_path: Path) -> None:
     """A generator of its own is ahead, or behind, after an interruption."""
 
@@ -297,6 +313,10 @@ def all_frozen() -> dict[str, Any]:
         ({"validate": "wer"}, "validate is of type str, needs a function"),
         ({"optimiser": "adam"}, "optimiser is of type str"),
         ({"schedule": 1.0}, "schedule is of type float"),
+        ({"settings": {"folder": ""}}, "train.folder is '', needs the path of a folder"),
+        ({"settings": {"folder": None}}, "train.folder is None, needs the path of a folder"),
+        ({"settings": {"fused_kernels": "on"}}, "train.fused_kernels is 'on', needs one of auto, "),
+        ({"settings": {"precision": "int8"}}, "train.precision is 'int8', needs one of float32, "),
         ({"clip_norm": 1.0}, "clip_norm is 1.0, which is for an optimiser of your own"),
         ({"settings": {"device": "cpu"}}, "settings.device is 'cpu', which is for the commands"),
         ({"settings": {"init": "a.pt"}}, "settings.init is 'a.pt'"),
@@ -313,6 +333,10 @@ def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], mess
     assert not list(tmp_path.iterdir())
 
 
+def sized(frames: Any) -> Callable[[Any], BatchSize]:
+    return lambda batch: BatchSize(utterances=3, frames=frames)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -323,6 +347,12 @@ def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], mess
         ({"loss": lambda *all: {"total": loss(*all), "a": 1}}, "type int for 'a'"),
         ({"size": len}, "size returned an object of type int, needs a BatchSize"),
         ({"size": lambda batch: BatchSize(utterances=3, frames=0)}, "at least one utterance and"),
+        ({"size": sized(float("nan"))}, "size returned frames=nan, needs a whole number"),
+        ({"size": sized("10")}, "size returned frames='10', needs a whole number"),
+        ({"size": sized(10.5)}, "size returned frames=10.5, needs a whole number"),
+        ({"ids": lambda batch: 3}, "ids returned an object of type int, needs 3 names"),
+        ({"ids": lambda batch: "abc"}, "ids returned an object of type str, needs 3 names"),
+        ({"ids": lambda batch: ["a"]}, "ids returned 1 names, needs 3"),
         ({"size": lambda batch: BatchSize(utterances=4, frames=4)}, r"needs \(4,\)"),
         ({"validate": lambda model: "good"}, "validate returned an object of type str"),
     ],

@@ -21,7 +21,12 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from pruned_rnnt.train.tasks.validate import ValidationReport, band_masses, validate
+from pruned_rnnt.train.tasks.validate import (
+    ValidationReport,
+    band_masses,
+    least_frames,
+    validate,
+)
 from tests.tiny_corpus import make_corpus, tiny_experiment
 from tests.train.failures import run_out_of_memory
 from tests.train.kill_loop import results
@@ -152,11 +157,21 @@ def test_validation_without_any_fitting_batch_has_no_score(
     assert "wer" not in valid_line(config.folder)
 
 
-@pytest.mark.parametrize("kind", ["pruned", "full", "ctc"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        ("kind=pruned", "rnnt_type=modified"),
+        ("kind=full", "rnnt_type=modified"),
+        ("kind=ctc",),
+        # The band needs frames even where symbols need none.
+        ("kind=pruned", "s_range=2"),
+        ("kind=pruned", "s_range=2", "durations=[0,1,2]"),
+    ],
+)
 def test_utterances_too_short_for_their_symbols_are_reported_and_skipped(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: tuple[str, ...]
 ) -> None:
-    settings = ["loss.rnnt_type=modified", f"loss.kind={kind}", "data.valid_max_duration=60"]
+    settings = [*(f"loss.{setting}" for setting in loss), "data.valid_max_duration=60"]
     task = speech_trainer(tiny_experiment(corpus, tmp_path / "run", *settings)).task
     (batch,) = task.data.valid_loader()
     # One encoder frame for several words, and none at all.
@@ -176,6 +191,24 @@ def test_utterances_too_short_for_their_symbols_are_reported_and_skipped(
     task.data.valid_loader = lambda: [with_rows(short, [2])]  # type: ignore
     assert task.validate(0, None) is None
     assert re.search(f"1 utterances have no finite loss.*{short.ids[2]}", caplog.text)
+
+
+@pytest.mark.parametrize("durations", ["[]", "[0,1]", "[1,2]"])
+def test_all_frames_that_the_band_needs_are_enough(
+    corpus: Path, tmp_path: Path, durations: str
+) -> None:
+    settings = ["loss.s_range=2", f"loss.durations={durations}"]
+    task = speech_trainer(experiment(corpus, tmp_path / "run", *settings)).task
+    batch = next(iter(task.data.valid_loader()))
+    for extra in (0, -1):
+        frames_N = least_frames(batch, task.model.loss_config) + extra
+        # As many feature frames as give the encoder these frames.
+        cut = replace(batch, feature_lengths_N=4 * frames_N + 3)
+        assert (
+            task.model.encoder.output_lengths(cut.feature_lengths_N).tolist() == frames_N.tolist()
+        )
+        report = validate(task.model, [cut], task.data.tokenizer, step=0, ranks=Ranks())
+        assert report.without_loss == (batch.ids if extra else ())
 
 
 def test_infinite_loss_is_excluded_from_the_mean(corpus: Path, tmp_path: Path) -> None:

@@ -173,15 +173,17 @@ def read_samples(cut: Any) -> FloatArray:
 
 
 def _unreadable(cut: Any, error: Exception) -> UnusableUtterance:
-    """Why a cut's audio cannot be read: lhotse's error, unless a file ends too early."""
+    """Why a cut's audio cannot be read, as for transcription; else lhotse's error."""
     for path in audio_files(cut):
         try:
             with open_audio(path) as file:
                 for _ in file.blocks(_BLOCK):
                     pass
                 truncation = file.truncation()
-        except (OSError, ValueError):
+        except OSError:
             continue
+        except ValueError as reason:
+            return UnusableUtterance("audio cannot be read", str(reason))
         if truncation:
             return UnusableUtterance(_TRUNCATED, f"{path}: {truncation}")
     return UnusableUtterance("audio cannot be read", last_line(error))

@@ -70,6 +70,11 @@ class DataModule:
         self.rank = rank
         self.world_size = world_size
         self.folder = PreparedFolder(Path(config.path), config.allow_commands)
+        if tokenizer is None and not self.folder.path.is_dir():
+            raise FileNotFoundError(
+                f"data.path is {config.path}, and there is no such folder: run `pruned-rnnt "
+                "prepare` first, or name the folder that it wrote"
+            )
         self.tokenizer = tokenizer or self.folder.tokenizer()
         self.p99_duration = 0.0
 

@@ -115,7 +115,8 @@ def build_corpus(
                 folder, {(split, number) for split, numbers in made.items() for number in numbers}
             )
             if config.required_split not in made:
-                why = statistics.describe_left_out() or "the source has none"
+                reasons = [_other_splits(made), statistics.describe_left_out()]
+                why = "; ".join(filter(None, reasons)) or "the source has none"
                 raise ValueError(f"no {config.required_split} utterances are left: {why}")
         tokenizer = None
         if config.shard.needs_text:
@@ -141,6 +142,15 @@ def build_corpus(
         delete_records(folder)
     report.show(output, console)
     return statistics
+
+
+def _other_splits(found: Iterable[str]) -> str:
+    """What to do with a source that has other splits than the required one; "" if it has none."""
+    names = " and ".join(sorted(found))
+    return names and (
+        f"only those of {names}; to prepare them as a test set, add --only-test and "
+        "--tokenizer-from with the folder or run of the training data"
+    )
 
 
 @contextmanager
@@ -241,14 +251,14 @@ def _tokenizer(config: BuildConfig, texts: list[str], statistics: CorpusStatisti
             "--language-tags needs the languages of the utterances: a column `language` or "
             "`locale`, or --language"
         )
-    settings = replace(config.tokenizer, languages=languages if config.language_tags else ())
+    tags = languages if config.language_tags else ()
     try:
-        return train_tokenizer([*texts, *missed], settings)
+        return train_tokenizer([*texts, *missed], replace(config.tokenizer, languages=tags))
     except ValueError as error:
-        raise ValueError(
-            f"{error}; change --vocab-size or --tokens and run again (the features are kept), or "
-            "add --byte-fallback, which writes rare characters as bytes"
-        ) from error
+        advice = "change --vocab-size or --tokens and run again (the features are kept)"
+        if not config.tokenizer.byte_fallback:
+            advice += ", or add --byte-fallback, which writes rare characters as bytes"
+        raise ValueError(f"{error}; {advice}") from error
 
 
 def _hints(config: BuildConfig, statistics: CorpusStatistics, tokenizer: Tokenizer) -> list[str]:

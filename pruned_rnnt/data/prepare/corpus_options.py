@@ -104,19 +104,30 @@ def add_common_arguments(
 
 
 def check_before_work(recipe: str, options: argparse.Namespace) -> None:
-    """Raise now, not after hours of work, if the output folder must not be replaced, or if
-    --tokenizer-from names a folder without a tokenizer."""
+    """Raise now, not after hours of work, if the output folder must not be replaced, if
+    --tokenizer-from names a folder without a tokenizer, or if --vocab-size is too small."""
     check_replaceable(recipe, options)
     if options.tokenizer_from is not None:
         PreparedFolder(options.tokenizer_from).tokenizer()
+    _tokenizer_config(options)
+
+
+def _tokenizer_config(options: argparse.Namespace) -> TokenizerConfig:
+    try:
+        return TokenizerConfig(
+            kind=options.tokens,
+            vocab_size=options.vocab_size,
+            byte_fallback=getattr(options, "byte_fallback", False),  # not of every recipe
+        )
+    except ValueError as error:
+        raise ValueError(f"{error}; change --vocab-size") from error
 
 
 def tokenizer_of(options: argparse.Namespace, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer that the common options ask for: copied, or trained with these texts."""
     if options.tokenizer_from is not None:
         return PreparedFolder(options.tokenizer_from).tokenizer()
-    config = TokenizerConfig(kind=options.tokens, vocab_size=options.vocab_size)
-    return train_tokenizer(texts, config)
+    return train_tokenizer(texts, _tokenizer_config(options))
 
 
 def add_count_arguments(parser: argparse.ArgumentParser, counts: Mapping[str, int]) -> None:
@@ -228,11 +239,7 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
             ),
         ),
         shard_size=options.shard_size,
-        tokenizer=TokenizerConfig(
-            kind=options.tokens,
-            vocab_size=options.vocab_size,
-            byte_fallback=options.byte_fallback,
-        ),
+        tokenizer=_tokenizer_config(options),
         language_tags=options.language_tags,
         tokenizer_from=options.tokenizer_from,
         seed=options.seed,

@@ -66,9 +66,14 @@ class TableSource:
     data_root: the folder that replaces `$data_root`, or another `$NAME`, at the start of a path.
     audio_folder: where relative paths start, if it is not the table's folder.
 
+    A row with more cells than the first one is a problem, because its text may be cut at a
+    separator. Without a header, the first text of a table with commas may be the one that is cut:
+    there, other numbers of cells are an error.
+
     Raises:
-        ValueError: a first row with fewer than two columns, an unclosed quotation mark, an encoding
-            other than UTF-8, or `$NAME` without data_root. The message names the line.
+        ValueError: a first row with fewer than two columns or with two columns of one name, rows
+            with different numbers of cells in a .csv without a header, an unclosed quotation mark,
+            an encoding other than UTF-8, or `$NAME` without data_root. The message names the line.
     """
 
     path: Path
@@ -77,13 +82,15 @@ class TableSource:
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         layout = self._layout()
-        columns, skip_header = layout.columns, layout.has_header
+        columns, most_cells = layout.columns, 0
         for line, row in self._rows(layout):
             if not any(cell.strip() for cell in row):
                 continue
-            if skip_header:
-                skip_header = False
-                continue
+            if most_cells == 0:
+                most_cells = _width(row) if layout.has_header else len(row)
+                if layout.has_header:
+                    continue
+            problem, details = self._row_problem(row, layout, most_cells, line)
             cells = {
                 name: row[index].strip() if index < len(row) else ""
                 for name, index in columns.items()
@@ -100,8 +107,35 @@ class TableSource:
                 speaker=cells.get("speaker", ""),
                 language=cells.get("language", ""),
                 split=split_of_path(cells["path"]) if layout.split_from_folder else split,
-                problem=_row_problem(row, columns, cells),
+                problem=problem,
+                details=details,
             )
+
+    def _row_problem(
+        self, row: list[str], layout: _Layout, most_cells: int, line: int
+    ) -> tuple[str, str]:
+        """Why the row cannot be used, or "", with details; `most_cells` is of the first row."""
+        path, text = layout.columns["path"], layout.columns["text"]
+        if len(row) <= max(path, text):
+            return "row has too few columns", ""
+        width, is_tabs = _width(row), layout.separator == "\t"
+        advice = f"put texts with {_SEPARATORS[layout.separator]} in quotation marks"
+        if is_tabs:
+            advice = "write a space for a tab in a text"
+        if not (layout.has_header or is_tabs or width <= most_cells <= len(row)):
+            raise ValueError(
+                f"{self.path}:{line}: row has {len(row)} cells, the first row has {most_cells}: "
+                f"{advice}, or name the columns in a first row"
+            )
+        if width > most_cells:
+            first = "header" if layout.has_header else "first row"
+            return (
+                f"row has more cells than the {first}",
+                f"{width} instead of {most_cells}: {advice}",
+            )
+        if "\ufffd" in row[text]:
+            return "text is not UTF-8", ""
+        return ("" if row[path].strip() else "row without a path"), ""
 
     def has_header(self) -> bool:
         """Whether the first row names path and text."""
@@ -176,6 +210,12 @@ class TableSource:
         }
         if not {"path", "text"} <= found.keys():
             return None
+        for index in found.values():
+            if (count := lowered.count(lowered[index])) > 1:
+                raise ValueError(
+                    f"{self.path}:1: {count} columns have the name `{lowered[index]}`: rename or "
+                    "delete all but one"
+                )
         is_speechbrain = {"ID", "wav"} <= set(names)
         if is_speechbrain and {"start", "stop"} <= set(names):
             raise ValueError(
@@ -233,12 +273,9 @@ def _quoted_cells(line: str) -> list[str] | None:
     return [cell for cell, raw in zip(cells, written, strict=True) if raw.startswith('"')]
 
 
-def _row_problem(row: list[str], columns: dict[str, int], cells: dict[str, str]) -> str:
-    if len(row) <= max(columns["path"], columns["text"]):
-        return "row has too few columns"
-    if "\ufffd" in cells["text"]:
-        return "text is not UTF-8"
-    return "" if cells["path"] else "row without a path"
+def _width(row: list[str]) -> int:
+    """The number of cells without empty ones at the end."""
+    return max((index for index, cell in enumerate(row, 1) if cell.strip()), default=0)
 
 
 def split_of_path(path: str) -> str:

@@ -53,6 +53,13 @@ class TokenizerConfig:
     byte_fallback: bool = False
     languages: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        least, note = _SPECIAL + len(set(self.languages)), ""
+        if self.byte_fallback and self.kind != "char":
+            least, note = least + _BYTES + 2, " with byte_fallback"
+        if self.vocab_size is not None and self.vocab_size < least:
+            raise ValueError(f"vocab_size must be at least {least}{note}, got {self.vocab_size}")
+
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
     """Trains on `texts` in memory; the same texts in the same order give the same model.
@@ -97,11 +104,6 @@ def _without_rare_characters(
     pieces: number of symbols that are neither special nor bytes, of which characters take at most
         half; None without a bound.
     """
-    if pieces is not None and pieces < 2 and config.kind != "char":
-        raise ValueError(
-            f"vocab_size must be at least {_SPECIAL + _BYTES + 2 + len(set(config.languages))} "
-            f"with byte_fallback, got {config.vocab_size}"
-        )
     counts = Counter("".join(lines))
     del counts[" "]
     frequent = [character for character, count in counts.most_common() if count >= _RARE_BELOW]

@@ -12,6 +12,7 @@ The total of a hypothesis is
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
             ) from error
         symbols = tokenizer.encode(phrase if colon else line)
         if UNKNOWN_ID in symbols:
-            raise ValueError(f"{location}: {line!r} has characters that the model lacks")
+            raise ValueError(f"{location}: {line!r} has {_lacking(line, tokenizer)}")
         entries += len(symbols) * len(tokenizer)
         if entries > _MAX_ENTRIES:
             raise ValueError(
@@ -80,6 +81,17 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
             entries += len(inside) * len(tokenizer)
             hotwords.append(Hotword(symbols=tuple(inside), bonus=value))
     return hotwords
+
+
+def _lacking(line: str, tokenizer: Tokenizer) -> str:
+    """What a line has that the tokenizer lacks."""
+    known = {text for text in line if UNKNOWN_ID not in tokenizer.encode(text)}
+    found = ", ".join(repr(text) for text in dict.fromkeys(line) if text not in known)
+    # Words may be unknown although their characters are not.
+    shown = f"characters that the model lacks: {found}" if found else "words that the model lacks"
+    if re.search(r"\S:[-+.\d]+$", line.rstrip()):
+        shown += "; a bonus needs a space before its colon, such as `NEW YORK :2.5`"
+    return shown
 
 
 def _without_word_start(phrase: str, tokenizer: Tokenizer) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,7 @@ class TrainingState:
             )
         for line in changed if self.ranks.is_first else ():
             logger.warning("configuration changed: %s", line)
-        self._load_model(values)
+        self._load_model(values, changed)
         self._load_optimiser(values["optimiser"])
         if values["scaler"]:  # empty unless the checkpoint was trained in float16
             self.scaler.load_state_dict(values["scaler"])
@@ -260,8 +261,12 @@ class TrainingState:
         else:
             self.mean.since = self.counters.step
 
-    def _load_model(self, values: dict[str, Any]) -> None:
-        """Load the parameters of a checkpoint; ConfigError if the model has other sizes."""
+    def _load_model(self, values: dict[str, Any], changed: Sequence[str]) -> None:
+        """Load the parameters of a checkpoint; ConfigError if the model has other sizes.
+
+        Args:
+            changed: lines about settings that have changed since, for the message.
+        """
         own = self.task.checkpoint_values()["vocab_size"]
         if values["vocab_size"] != own:
             raise ConfigError(
@@ -271,7 +276,8 @@ class TrainingState:
         try:
             self.task.model.load_state_dict(values["model"])
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
+            of_model = [line for line in changed if line.startswith(("model.", "loss."))]
+            reason = "; ".join(of_model) or textwrap.shorten(str(error), 300, placeholder=" ...")
             raise ConfigError(
                 f"{self.config.train.folder} holds a run of another model, which this one cannot "
                 f"continue: choose another train.folder ({reason})"

@@ -6,9 +6,10 @@ The command line imports it without torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
-from pruned_rnnt.config.checks import check_at_least, check_fractions
+from pruned_rnnt.config.checks import check_at_least, check_choices, check_fractions
 from pruned_rnnt.train.engine.loggers import LOGGERS
 
 if TYPE_CHECKING:
@@ -89,6 +90,9 @@ class TrainConfig:
     threads: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | PathLike) or not str(self.folder):
+            raise ValueError(f"train.folder is {self.folder!r}, needs the path of a folder")
+        check_choices("train", self)
         positive = ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps")
         check_at_least("train", self, **dict.fromkeys(positive, 1))
         others = (

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from pruned_rnnt import backend_summary
-from pruned_rnnt.config.load import to_dict, to_yaml
+from pruned_rnnt.config.load import ConfigError, to_dict, to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.kernels.available import set_mode
@@ -74,6 +74,8 @@ class Trainer:
     ) -> None:
         self.config = config
         self.folder = Path(config.train.folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ConfigError(f"train.folder is {self.folder}, which is no folder: name another")
         require_loggers(config.train.loggers)
         self._own_log = own_log
         self.ranks = ranks or Ranks()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from pruned_rnnt.config.load import from_dict
+from pruned_rnnt.config.load import from_dict, value_of
 from pruned_rnnt.data.input.lm_texts import TextBatch, TextFiles, TextLoader
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
-from pruned_rnnt.train.run import find_checkpoint
+from pruned_rnnt.train.run import config_path, find_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -220,12 +220,10 @@ def load_language_model(folder: Path, device: torch.device) -> tuple[LanguageMod
     Raises:
         CheckpointError: the folder has no checkpoint, or that of another task.
     """
+    if value_of("task", config_path(folder)) != "lm":
+        raise CheckpointError(f"{folder} is no run of a language model: check decode.fusion.lm")
     path = find_checkpoint(folder, "best")
     values = load_checkpoint(path)
-    if values["config"].get("task") != "lm":
-        raise CheckpointError(
-            f"{path} is not a checkpoint of a language model: check decode.fusion.lm"
-        )
     saved = from_dict(LanguageModelExperiment, values["config"], str(path))
     state = values["average"] if values["average"] is not None else values["model"]
     try:

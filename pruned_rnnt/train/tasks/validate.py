@@ -166,8 +166,12 @@ def least_frames(batch: Batch, loss: LossConfig) -> Tensor:
         return least_N.maximum(batch.target_lengths_N + repeats_NU.sum(1))
     if loss.rnnt_type != "regular":
         least_N += batch.target_lengths_N
+    elif loss.kind == "pruned":
+        # The band moves up by at most s_range - 1 symbols a frame, also with durations.
+        columns = loss.s_range - 1
+        least_N = least_N.maximum((batch.target_lengths_N + columns - 1) // columns)
     if loss.durations:
-        least_N += min(loss.durations) * batch.target_lengths_N
+        least_N = least_N.maximum(1 + min(loss.durations) * batch.target_lengths_N)
     return least_N
 
 
