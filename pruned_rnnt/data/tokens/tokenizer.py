@@ -62,7 +62,10 @@ class Tokenizer:
         """
         path = Path(folder) / "tokens.model"
         if not path.is_file():
-            raise FileNotFoundError(f"no tokenizer at {path}; run `pruned-rnnt prepare` first")
+            raise FileNotFoundError(
+                f"no tokenizer at {path}: prepare the data with `pruned-rnnt prepare`; if this is "
+                "a run or an export, copy it again with all of its files"
+            )
         try:
             return cls(path.read_bytes())
         except (RuntimeError, ValueError) as error:  # SentencePiece raises the former
