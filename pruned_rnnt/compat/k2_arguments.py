@@ -102,7 +102,7 @@ def check_ends(boundary: Tensor, symbols: int, frames: int) -> None:
     empty."""
     if checks.readable(False, boundary):
         ends = boundary[:, 2:]
-        most = torch.tensor([symbols, frames])
+        most = torch.tensor([symbols, frames], device=boundary.device)
         n = checks.first_bad(((ends < 0) | (ends > most)).any(1))
         if n is not None:
             raise ValueError(

@@ -21,6 +21,7 @@ from pruned_rnnt.compat.k2_arguments import (
 )
 from pruned_rnnt.loss.batch import check_am_lm
 from pruned_rnnt.loss.checks import (
+    check_flag,
     check_floating,
     check_last_axis,
     check_one_of,
@@ -220,7 +221,7 @@ def _emit_and_blank(
     columns = rows.shape[2]
     symbol_logits = logits[:, :, :columns].gather(3, rows.unsqueeze(3)).squeeze(3)
     blank_logits = logits[..., blank]
-    if not use_hat_loss:
+    if not check_flag("use_hat_loss", use_hat_loss):
         log_z = logits.logsumexp(dim=3)
         return symbol_logits - log_z[:, :, :columns], blank_logits - log_z
     size = logits.shape[3]

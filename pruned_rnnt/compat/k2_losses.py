@@ -31,6 +31,7 @@ from pruned_rnnt.compat.k2_recursion import mutual_information_recursion
 from pruned_rnnt.loss.checks import (
     REDUCTIONS,
     check_finite,
+    check_flag,
     check_floating,
     check_one_of,
     check_tensor,
@@ -116,6 +117,7 @@ def rnnt_loss_smoothed(
     """
     check_one_of("reduction", reduction, REDUCTIONS)
     check_finite("delay_penalty", delay_penalty)
+    check_flag("return_grad", return_grad)
     options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
     # The native loss averages the am part over real positions; k2 over all of them.
     check_tensor("am", am)
@@ -195,6 +197,7 @@ def _loss_of_logits(
     boundary, rnnt_type, delay_penalty, reduction, return_grad = options
     check_one_of("reduction", reduction, REDUCTIONS)
     check_finite("delay_penalty", delay_penalty)
+    check_flag("return_grad", return_grad)
     check_floating("logits", logits, "(B, T, S + 1, C)", 4)
     check_symbols_and_boundary(symbols, boundary)
     if ranges is not None:

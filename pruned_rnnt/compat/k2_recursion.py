@@ -14,7 +14,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.compat.k2_arguments import check_boundary
-from pruned_rnnt.loss.checks import check_floating
+from pruned_rnnt.loss.checks import check_flag, check_floating
 
 _Grads = tuple[Tensor, Tensor]
 
@@ -72,7 +72,7 @@ def mutual_information_recursion(
         scores = torch.where(rows, box_scores, scores)
         emit = torch.where(rows[:, None, None], box_emit, emit)
         blank = blank.masked_fill(rows[:, None, None], 0.0)
-    if not return_grad:
+    if not check_flag("return_grad", return_grad):
         return scores
     return scores, (emit.detach(), blank.detach())
 

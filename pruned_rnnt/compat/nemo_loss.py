@@ -33,6 +33,7 @@ from pruned_rnnt.compat.joint_inputs import JointInputs
 from pruned_rnnt.compat.nemo_outputs import extra_outputs, mark_outputs
 from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
 from pruned_rnnt.compat.pruned_joint import PrunedOptions, check_supported
+from pruned_rnnt.loss.checks import check_finite, check_flag
 
 LOSS_NAME = "pruned_rnnt"
 TDT_LOSS_NAME = "pruned_rnnt_tdt"
@@ -56,7 +57,7 @@ class NemoRNNTLoss(torch.nn.Module):
             the losses itself.
         fastemit_lambda: f scales the gradient through symbols by 1 + f (FastEmit, arXiv
             2010.11148). The value stays -log P, unless fastemit_scales_value.
-        clamp: bound of each element of d loss_n / d logits; 0 or less: none.
+        clamp: bound of each element of d loss_n / d logits; 0 or less, or None: none.
         fastemit_scales_value: multiply the value, not the gradient, by 1 + fastemit_lambda, as
             warprnnt_numba does, so that logged losses compare with older runs.
         delay_penalty: see `pruned_rnnt.rnnt_loss`; above 0 favours early symbols.
@@ -65,6 +66,9 @@ class NemoRNNTLoss(torch.nn.Module):
             others, torch refuses the backward pass.
         validate: on GPUs, synchronize and check labels and lengths as on CPUs, so that an utterance
             without a path is an error and not a loss of +inf.
+
+    Raises:
+        TypeError, ValueError: an option that does not fit.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class NemoRNNTLoss(torch.nn.Module):
         reduction: str | None = "none",
         *,
         fastemit_lambda: float = 0.0,
-        clamp: float = -1.0,
+        clamp: float | None = -1.0,
         fastemit_scales_value: bool = False,
         delay_penalty: float = 0.0,
         in_place: bool = False,
@@ -85,12 +89,12 @@ class NemoRNNTLoss(torch.nn.Module):
         # Of a loss that NeMo resolved: the column that must be the last one.
         self.last_column: int | None = None
         self.reduction = reduction
-        self.fastemit_lambda = float(fastemit_lambda)
-        self.clamp = float(clamp)
-        self.fastemit_scales_value = fastemit_scales_value
-        self.delay_penalty = float(delay_penalty)
-        self.in_place = in_place
-        self.validate = validate
+        self.fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
+        self.clamp = -1.0 if clamp is None else check_finite("clamp", clamp)
+        self.fastemit_scales_value = check_flag("fastemit_scales_value", fastemit_scales_value)
+        self.delay_penalty = check_finite("delay_penalty", delay_penalty)
+        self.in_place = check_flag("in_place", in_place)
+        self.validate = check_flag("validate", validate)
 
     @named_as(_NAMES)
     def forward(
@@ -200,6 +204,7 @@ def use(
             `RNNTJoint` with ReLU or tanh, without dropout and masking; or with pruned, clamp,
             validate, or its options out of range.
     """
+    check_flag("fused", fused)
     extra = model.joint.num_extra_outputs
     name = LOSS_NAME
     if extra:

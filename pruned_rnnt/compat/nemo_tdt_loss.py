@@ -14,6 +14,8 @@ from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.compat.joint_inputs import JointInputs
 from pruned_rnnt.compat.nemo_outputs import extra_outputs
+from pruned_rnnt.loss.checks import check_finite, check_flag
+from pruned_rnnt.loss.durations import check_durations, check_omega
 
 _NAMES = {
     "logits": "acts",
@@ -35,12 +37,12 @@ class NemoTDTLoss(torch.nn.Module):
         sigma: subtracted from each log-probability of symbols and blanks.
         omega: probability with which a call is the RNN-T loss of the symbols and the blank instead.
         fastemit_lambda: f scales the gradient through symbols by 1 + f; the value stays -log P.
-        clamp: bound of each element of d loss_n / d acts; 0 or less: none.
+        clamp: bound of each element of d loss_n / d acts; 0 or less, or None: none.
         delay_penalty: see `pruned_rnnt.rnnt_loss_tdt`; above 0 favours early symbols.
         validate: on GPUs, synchronize and check labels and lengths as on CPUs.
 
     Raises:
-        ValueError: there are no durations.
+        TypeError, ValueError: there are no durations, or an option does not fit.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class NemoTDTLoss(torch.nn.Module):
         sigma: float = 0.0,
         omega: float = 0.0,
         fastemit_lambda: float = 0.0,
-        clamp: float = -1.0,
+        clamp: float | None = -1.0,
         delay_penalty: float = 0.0,
         validate: bool = False,
     ) -> None:
@@ -65,13 +67,13 @@ class NemoTDTLoss(torch.nn.Module):
         # NeMo overwrites the reduction from outside.
         self.blank = blank
         self.reduction = reduction
-        self.durations = tuple(int(each) for each in durations)
-        self.sigma = float(sigma)
-        self.omega = float(omega)
-        self.fastemit_lambda = float(fastemit_lambda)
-        self.clamp = float(clamp)
-        self.delay_penalty = float(delay_penalty)
-        self.validate = validate
+        self.durations = tuple(check_durations(durations))
+        self.sigma = check_finite("sigma", sigma)
+        self.omega = check_omega(omega)
+        self.fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
+        self.clamp = -1.0 if clamp is None else check_finite("clamp", clamp)
+        self.delay_penalty = check_finite("delay_penalty", delay_penalty)
+        self.validate = check_flag("validate", validate)
 
     @named_as(_NAMES)
     def forward(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.compat.argument_names import named_as
-from pruned_rnnt.loss.checks import check_tensor
+from pruned_rnnt.loss.checks import check_flag, check_tensor
 
 
 @named_as({"from_log_probs": "from_log_softmax"})
@@ -29,7 +29,7 @@ def transducer_loss(
     Args:
         logits: (rows, V): the (T_n, U_n + 1, V) blocks of the utterances one after the other. If
             they require grad and from_log_softmax is False, they are overwritten.
-        targets: (N, U) integers, U = the largest target length.
+        targets: (N, U) integers, U at least the largest target length.
         logit_lengths, target_lengths: (N,) integers.
         blank: the blank symbol, 0 <= blank < V.
         from_log_softmax: True if logits are log-probabilities already.
@@ -41,8 +41,9 @@ def transducer_loss(
         A scalar.
 
     Raises:
-        ValueError: another reduction, logits that are not packed, targets wider or narrower than
-            the longest, and as `pruned_rnnt.rnnt_loss`.
+        TypeError: from_log_softmax or one_sym_per_frame is neither True nor False.
+        ValueError: another reduction, logits that are not packed or would be overwritten and are
+            not contiguous, targets narrower than the longest, and as `pruned_rnnt.rnnt_loss`.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
@@ -51,16 +52,23 @@ def transducer_loss(
         raise ValueError(
             f"logits has {logits.ndim} dimensions; it must be packed, (sum of T_n (U_n + 1), V)"
         )
+    is_rna = check_flag("one_sym_per_frame", one_sym_per_frame)
+    is_overwritten = logits.requires_grad and not check_flag("from_log_softmax", from_log_softmax)
+    if is_overwritten and not logits.is_contiguous():
+        raise ValueError(
+            "logits is not contiguous, needs to be where the gradient overwrites it: call "
+            "logits.contiguous()"
+        )
     return pruned_rnnt.rnnt_loss(
         logits,
         targets,
         logit_lengths,
         target_lengths,
         blank=blank,
-        rnnt_type="rna" if one_sym_per_frame else "regular",
+        rnnt_type="rna" if is_rna else "regular",
         from_log_probs=from_log_softmax,
         reduction=reduction,
-        in_place=logits.requires_grad and not from_log_softmax,
+        in_place=is_overwritten,
     )
 
 

@@ -104,7 +104,7 @@ class PrunedJointLoss(PrunedTransducerLoss):
 
     def get_extra_state(self) -> Tensor:
         # A tensor, because safetensors files hold nothing else.
-        return torch.tensor(self.calls)
+        return torch.tensor(self.calls, device="cpu")
 
     def set_extra_state(self, state: Tensor) -> None:
         self.calls = int(state)

@@ -26,7 +26,7 @@ from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.compat.joint_inputs import JointInputs
 from pruned_rnnt.compat.pruned_joint import PrunedOptions, check_supported
-from pruned_rnnt.loss.checks import check_integers
+from pruned_rnnt.loss.checks import check_flag, check_integers
 
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
 _LOSS_TYPE, _TDT_LOSS_TYPE = "ParakeetForRNNT", "ParakeetForTDT"
@@ -275,6 +275,7 @@ def use(
         TypeError, ValueError: an unknown option; or with fused or pruned, a joint that is not one
             of these models'; or with pruned, clamp, or its options out of range.
     """
+    check_flag("fused", fused)
     durations = getattr(getattr(model, "config", None), "durations", None)
     if durations is None:
         _check_options(options, _OPTIONS, "RNN-T")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.compat.argument_names import named_as
-from pruned_rnnt.loss.checks import check_tensor
+from pruned_rnnt.loss.checks import check_flag, check_tensor
 
 
 class WarpRnntError(ValueError, RuntimeError):
@@ -64,6 +64,7 @@ def rnnt_loss(
 
     Raises:
         WarpRnntError: wrong contiguity, type, device or shape, in warp_rnnt's words.
+        TypeError: average_frames, gather or compact is neither True nor False.
         ValueError: an unknown reduction.
     """
     if reduction not in (None, "none", "mean", "sum"):
@@ -74,6 +75,9 @@ def rnnt_loss(
     tensors |= {"frames_lengths": frames_lengths, "labels_lengths": labels_lengths}
     for name, x in tensors.items():
         check_tensor(name, x)
+    flags = {"average_frames": average_frames, "gather": gather, "compact": compact}
+    for name, value in flags.items():
+        check_flag(name, value)
     if compact:
         log_probs = log_probs.float()
     if gather:
@@ -147,7 +151,7 @@ class RNNTLossCompact:
         """Costs (N,); arguments and errors as in `rnnt_loss` with compact. Without enable_grad they
         carry no gradient."""
         return rnnt_loss(
-            log_probs if enable_grad else log_probs.detach(),
+            log_probs if check_flag("enable_grad", enable_grad) else log_probs.detach(),
             labels,
             frames_lengths,
             labels_lengths,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +15,11 @@ from pruned_rnnt.ops.common.library import MODIFIED, accumulator
 from pruned_rnnt.ops.common.utterances import lengths_on
 
 
-def check_rows(rows: object, kind: type) -> None:
-    """TypeError unless rows are of that class, or a tuple of as many tensors."""
-    if not isinstance(rows, tuple) or len(rows) != len(kind._fields):  # type: ignore[attr-defined]
+def checked_rows(rows: object, kind: Any) -> Any:
+    """rows as that class of named tuples; TypeError unless they are a tuple of as many elements."""
+    if not isinstance(rows, tuple) or len(rows) != len(kind._fields):
         raise TypeError(f"rows is a {type(rows).__name__}; it must be a {kind.__name__}")
+    return kind(*rows)
 
 
 def checked_arcs(prefix: str, **given: Tensor) -> list[Tensor]:

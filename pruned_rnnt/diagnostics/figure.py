@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.diagnostics.alignment import Alignment
+from pruned_rnnt.diagnostics.arguments import checked_occupancy
 from pruned_rnnt.diagnostics.axes import (
     FRAME,
     INK,
@@ -25,6 +26,8 @@ from pruned_rnnt.diagnostics.axes import (
 )
 from pruned_rnnt.diagnostics.durations import draw_durations, duration_shares, strip_height
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
+from pruned_rnnt.loss.bounds import check_bounds_type
+from pruned_rnnt.loss.checks import check_integer, check_tensor
 from pruned_rnnt.system.optional_packages import require
 
 if TYPE_CHECKING:
@@ -78,6 +81,7 @@ def lattice_figure(
         A Figure for `figure.savefig(path)` or TensorBoard's `add_figure`.
 
     Raises:
+        TypeError: occupancy, bounds, alignment or index is of another type.
         ValueError: the index or a length is outside the occupancy, or there are fewer tokens than
             symbols.
     """
@@ -127,6 +131,7 @@ def draw_lattice(
         bounds, alignment, index, tokens: as for `lattice_figure`.
 
     Raises:
+        TypeError: bounds or alignment is of another type.
         ValueError: there are fewer tokens than symbols.
     """
     frame_count, columns = node_TU.shape
@@ -137,6 +142,7 @@ def draw_lattice(
         )
     image = _draw_visits(axes, node_TU)
     if bounds is not None:
+        check_bounds_type(bounds)
         _draw_band(axes, bounds, index, frame_count, columns)
     if alignment is not None:
         _draw_alignment(axes, alignment, index, frame_count, columns)
@@ -151,6 +157,7 @@ def lattice_visits(
     target_length: int | None,
 ) -> Tensor:
     """(T_n, U_n + 1) posterior of visiting each node, on the CPU, in [0, 1]."""
+    occupancy, index = checked_occupancy(occupancy), check_integer("index", index)
     batch, padded_frames, padded_columns = occupancy.emit.shape
     if not -batch <= index < batch:
         raise ValueError(f"index is {index}; the batch has {batch} utterances")
@@ -224,6 +231,7 @@ def _draw_alignment(
 ) -> None:
     """Draw the best path as a staircase through the nodes, with a dot at each emission."""
     frames = alignment.frames if isinstance(alignment, Alignment) else alignment
+    check_tensor("alignment", frames)
     row = frames[index] if frames.ndim == 2 else frames
     emitted = [int(frame) for frame in row.tolist()[: columns - 1]]
     if any(frame < 0 for frame in emitted):

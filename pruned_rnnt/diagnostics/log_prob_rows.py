@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pruned_rnnt.diagnostics.arguments import (
-    check_rows,
     checked_arcs,
     checked_bounds,
     checked_lengths,
+    checked_rows,
 )
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.batch import check_symbols
@@ -124,7 +124,7 @@ def occupancy_of_rows(
     Raises:
         TypeError, ValueError: name the argument that does not fit.
     """
-    check_rows(rows, LogProbRows)
+    rows = checked_rows(rows, LogProbRows)
     emit, blank = checked_arcs("rows.", emit=rows.emit, blank=rows.blank)
     frames, symbols = checked_lengths(
         emit, logit_lengths, target_lengths, symbols=emit.shape[2] - 1

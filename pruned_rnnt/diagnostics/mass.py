@@ -28,7 +28,10 @@ _EDGE_LIMIT = 0.02
 
 
 class RetainedMass(NamedTuple):
-    """Kept shares in [0, 1], each (N,): of all arcs, of the emit arcs, of the blank arcs."""
+    """Kept shares in [0, 1], each (N,): of all arcs, of the emit arcs, of the blank arcs.
+
+    NaN for an utterance whose occupancy has NaNs, and for one without a path, whose occupancy is 0.
+    """
 
     total: Tensor
     emit: Tensor
@@ -38,9 +41,11 @@ class RetainedMass(NamedTuple):
 class BandEdgeMass(NamedTuple):
     """Mass on the first and last columns of the band, if the lattice continues beyond them.
 
-    lower, upper: (N,), the share of the band's mass on its first and last column.
-    needed_s_range: the width that has 99.9% of the mass in 99% of the frames of the batch.
-    advice: a sentence that recommends an s_range.
+    lower, upper: (N,), the share of the band's mass on its first and last column; NaN as in
+        RetainedMass.
+    needed_s_range: the width that has 99.9% of the mass in 99% of the frames of the batch, without
+        those utterances; 1 if there are no others.
+    advice: a sentence that recommends an s_range, after one that counts those utterances.
     """
 
     lower: Tensor
@@ -93,10 +98,11 @@ def retained_mass(
     stay_kept = inside & _next_column(inside)
     symbols = 2 * stay.shape[2]
     kept = torch.cat((stay_kept, inside, inside), dim=2)
+    empty = _empty(arcs, 1.0)
     return RetainedMass(
-        _share(arcs, kept),
-        _share(arcs[:, :, :symbols], kept[:, :, :symbols]),
-        _share(blank, inside),
+        _share(arcs, kept, empty),
+        _share(arcs[:, :, :symbols], kept[:, :, :symbols], empty),
+        _share(blank, inside, empty),
     )
 
 
@@ -117,11 +123,12 @@ def _retained(
         emit_kept = emit_kept & _next_column(inside)
     if rnnt_type != "regular":
         emit_kept = emit_kept & (_next_column(_next_frame(inside)) | is_last)
-    emit_share = _share(emit, emit_kept)
-    blank_share = _share(blank, blank_kept)
-    both = torch.cat((emit, blank), dim=2)
+    arcs, kept = torch.cat((emit, blank), dim=2), torch.cat((emit_kept, blank_kept), dim=2)
+    empty = _empty(arcs, 1.0)
     return RetainedMass(
-        _share(both, torch.cat((emit_kept, blank_kept), dim=2)), emit_share, blank_share
+        _share(arcs, kept, empty),
+        _share(emit, emit_kept, empty),
+        _share(blank, blank_kept, empty),
     )
 
 
@@ -158,11 +165,21 @@ def band_edge_mass(
     start = bounds.start[:, :, None]
     top = start + bounds.s_range - 1
     last_symbol = lengths[1][:, None, None]
-    lower = _share(node_NTU * inside, (columns == start) & (start > 0), empty=0.0)
-    upper = _share(node_NTU * inside, (columns == top) & (top < last_symbol), empty=0.0)
-    needed = _needed_s_range(node_NTU)
-    edge = float((lower + upper).mean())
-    return BandEdgeMass(lower, upper, needed, _advice(bounds.s_range, edge, needed))
+    empty = _empty(node_NTU, 0.0)
+    lower = _share(node_NTU * inside, (columns == start) & (start > 0), empty)
+    upper = _share(node_NTU * inside, (columns == top) & (top < last_symbol), empty)
+    edge_N = lower + upper
+    known = ~edge_N.isnan()
+    needed = _needed_s_range(node_NTU[known])
+    advice = []
+    if not bool(known.all()):
+        advice.append(
+            f"{int((~known).sum())} of {len(known)} utterances have no path or NaN probabilities, "
+            "and are left out: check their inputs and lengths."
+        )
+    if bool(known.any()):
+        advice.append(_advice(bounds.s_range, float(edge_N[known].mean()), needed))
+    return BandEdgeMass(lower, upper, needed, " ".join(advice))
 
 
 def _advice(s_range: int, edge: float, needed: int) -> str:
@@ -224,8 +241,16 @@ def _next_column(mask_NTU: Tensor) -> Tensor:
     return torch.nn.functional.pad(mask_NTU[:, :, 1:], (0, 1))
 
 
-def _share(mass: Tensor, kept: Tensor, empty: float = 1.0) -> Tensor:
-    """Kept mass over all mass, (N,); `empty` if there is no mass."""
+def _empty(mass: Tensor, share: float) -> Tensor:
+    """(N,), the share of an utterance that has a path, but none of the mass in question; NaN for
+    the others, and for those with NaNs among their mass (N, T, ...)."""
+    total = mass.sum(dim=(1, 2))
+    return torch.full_like(total, share).masked_fill(~(total > 0), torch.nan)
+
+
+def _share(mass: Tensor, kept: Tensor, empty: Tensor) -> Tensor:
+    """Kept mass over all mass, (N,); `empty` (N,) if there is no mass, or if it is NaN."""
     total = mass.sum(dim=(1, 2))
     part = torch.where(kept, mass, 0.0).sum(dim=(1, 2))
-    return torch.where(total > 0, part / total.clamp_min(torch.finfo(total.dtype).tiny), empty)
+    share = part / total.clamp_min(torch.finfo(total.dtype).tiny)
+    return torch.where((total > 0) & ~empty.isnan(), share, empty)

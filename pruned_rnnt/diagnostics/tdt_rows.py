@@ -14,9 +14,9 @@ from torch.nn.functional import pad
 
 from pruned_rnnt.diagnostics.arguments import (
     check_durations_of_nodes,
-    check_rows,
     checked_arcs,
     checked_lengths,
+    checked_rows,
     in_one_precision,
 )
 from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows, occupancy_of_rows
@@ -116,10 +116,22 @@ def lattice_occupancy(
     rnnt_type: str = "regular",
     durations: Sequence[int] = (),
 ) -> Occupancy | TdtOccupancy:
-    """`occupancy_of_rows`, or `occupancy_of_tdt_rows` for rows with durations."""
+    """`occupancy_of_rows`, or `occupancy_of_tdt_rows` for rows with durations.
+
+    Raises:
+        TypeError, ValueError: as these two; durations for rows without them, or an rnnt_type other
+            than `regular` for rows with them.
+    """
     lengths = logit_lengths, target_lengths
     if isinstance(rows, TdtLogProbRows):
+        if rnnt_type != "regular":
+            raise ValueError(f"rnnt_type is {rnnt_type!r}; durations need rnnt_type='regular'")
         return occupancy_of_tdt_rows(rows, *lengths, durations=durations)
+    if len(durations) > 0:
+        raise ValueError(
+            f"durations is {durations}, but rows are not of a TDT lattice; they must be those of "
+            "tdt_log_prob_rows"
+        )
     return occupancy_of_rows(rows, *lengths, rnnt_type=rnnt_type)
 
 
@@ -157,7 +169,7 @@ def tdt_viterbi_alignment(
     best_NTU, arc_NTU = _best_arcs(rows, frames_N, durations)
     ends = zip(frames_N.tolist(), symbols_N.tolist(), strict=True)
     size, _, columns = rows.emit.shape
-    emitted = torch.full((2, size, columns - 1), -1, dtype=torch.int32)
+    emitted = torch.full((2, size, columns - 1), -1, dtype=torch.int32, device="cpu")
     scores = []
     for n, (t, u) in enumerate(ends):
         # Without a frame there is no path.
@@ -178,7 +190,7 @@ def _checked(
     rows: TdtLogProbRows, durations: Sequence[int]
 ) -> tuple[TdtLogProbRows, Sequence[int]]:
     """Rows in one precision, and the durations of their columns."""
-    check_rows(rows, TdtLogProbRows)
+    rows = checked_rows(rows, TdtLogProbRows)
     found = check_durations(durations)
     emit, blank = checked_arcs("rows.", emit=rows.emit, blank=rows.blank)
     check_durations_of_nodes("rows.durations", rows.durations, emit, len(found))

@@ -3,7 +3,7 @@
 Shapes, dtypes and devices are always checked, without reading data. Lengths, targets and paths are
 checked on the CPU, where that needs no synchronization. On other devices such an utterance gets a
 loss of +inf and a gradient of 0, unless validate=True requests the synchronization and the checks;
-this also applies to all devices in torch.compile.
+this also applies to all devices in torch.compile, which refuses validate=True.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pruned_rnnt.loss.checks import (
     check_last_axis,
     check_same,
     check_shape,
+    check_validate,
     first_bad,
     readable,
 )
@@ -105,6 +106,7 @@ def check_lengths(
     """The lengths, those that are missing on the device, and the same as numbers where they may be
     read; sizes has a batch and symbols."""
     assert sizes.symbols is not None
+    check_validate(validate)
     check_not_empty(sizes.source, sizes.frames, sizes.symbols)
     lengths = (
         _length("logit_lengths", logit_lengths, sizes.frames, sizes),

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.batch import Sizes, check_lengths
-from pruned_rnnt.loss.durations import check_durations, check_durations_have_path
+from pruned_rnnt.loss.durations import check_band_durations, check_durations_have_path
 from pruned_rnnt.loss.results import Bounds, Occupancy, PrunedInputs, TdtOccupancy
-from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR
+from pruned_rnnt.ops.common.library import CONSTRAINED, MODIFIED, REGULAR, RNA
 from pruned_rnnt.ops.common.utterances import HostLengths, Utterances, as_int32, lengths_on
+from pruned_rnnt.ops.lattice.recursion import Recursion
 from pruned_rnnt.ops.pruning.band_gather import gathered_band
 from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds, tdt_bounds
 
@@ -44,10 +45,11 @@ def prune_bounds(
         logit_lengths, target_lengths: (N,) integers; default T and U.
         s_range: columns kept, at least 2 (`regular`) or 1. More than U+1 keeps everything.
         rnnt_type: that of the losses.
-        durations: those of the loss whose TdtOccupancy this is; otherwise None.
+        durations: those of the loss whose TdtOccupancy this is, 1 among them; otherwise None.
         exact: choose the band that retains the most under these constraints, by dynamic
             programming, instead of adjusting the best window of each frame.
-        validate: on other devices than the CPU, synchronize and check values as on the CPU.
+        validate: on other devices than the CPU, synchronize and check values as on the CPU;
+            not in torch.compile, which refuses True.
 
     Returns:
         Bounds: start (N, T) int32 and s_range.
@@ -59,6 +61,7 @@ def prune_bounds(
     """
     emit, blank, stay, found = _checked_occupancy(occupancy, durations)
     kind = checks.check_rnnt_type(rnnt_type)
+    exact = checks.check_flag("exact", exact)
     if found is not None and kind != REGULAR:
         raise ValueError(f"rnnt_type is {rnnt_type!r}; durations need rnnt_type='regular'")
     s_range = checks.check_s_range(s_range, kind)
@@ -89,7 +92,7 @@ def _checked_occupancy(
         emit, blank, stay = checks.check_occupancies(emit=emit, blank=blank, stay=stay)
         if durations is None:
             raise ValueError("durations is missing; a TdtOccupancy needs those of its loss")
-        found = check_durations(durations)
+        found = check_band_durations(durations)
         checks.check_floating("occupancy.durations", arcs, "(N, T, U+1, K)", 4)
         checks.check_same("occupancy.durations", arcs, "occupancy.emit", emit)
         meaning = "(N, T, U+1, K) with one column for each of durations"
@@ -137,7 +140,11 @@ def check_bounds_type(bounds: Bounds) -> None:
 
 
 def check_bounds(
-    bounds: Bounds, utterances: Utterances, frames: int | None, rnnt_type: int, validate: bool
+    bounds: Bounds,
+    utterances: Utterances,
+    frames: int | None,
+    recursion: Recursion,
+    validate: bool,
 ) -> Bounds:
     """bounds with start int32 and contiguous; if readable, checks that each band has a path."""
     start, s_range = bounds
@@ -149,10 +156,14 @@ def check_bounds(
     frames = start.shape[1] if frames is None else frames
     checks.check_shape("bounds.start", start, (batch, frames), "(N, T)")
     checks.check_same("bounds.start", start, "targets", utterances.targets)
+    rnnt_type = recursion.loss.rnnt_type
     s_range = checks.check_s_range(s_range, rnnt_type)
     start = as_int32(start)
     if checks.readable(validate, start):
-        lengths = utterances.on_device().lengths
+        band, lengths = Bounds(start, s_range), utterances.on_device().lengths
+        if recursion.tdt is not None and not recursion.ignores_durations:
+            _check_tdt_paths(band, lengths, recursion.tdt.durations)
+            return band
         n = checks.first_bad(~_has_path(start, *lengths, s_range, rnnt_type))
         if n is not None:
             raise ValueError(
@@ -161,6 +172,45 @@ def check_bounds(
                 f"frame {int(lengths[0][n]) - 1}"
             )
     return Bounds(start, s_range)
+
+
+def _check_tdt_paths(bounds: Bounds, lengths: tuple[Tensor, Tensor], durations: list[int]) -> None:
+    """ValueError for an utterance without a path of these durations inside its band."""
+    start, s_range = bounds
+    open_N = torch.ones_like(lengths[0], dtype=torch.bool)
+    if 1 in durations:
+        # Nearly always there is a path of durations 0 (or 1) and 1, which takes less time to find.
+        open_N = ~_has_path(start, *lengths, s_range, REGULAR if 0 in durations else RNA)
+    for n in open_N.nonzero().flatten().tolist():
+        frames, symbols = (int(x[n]) for x in lengths)
+        if not _has_tdt_path(start[n, :frames].tolist(), symbols, s_range, durations):
+            raise ValueError(
+                f"utterance {n} has no path inside bounds: in its band of {s_range} columns, arcs "
+                f"of the durations {durations} must lead from column 0 of frame 0 to column "
+                f"{symbols} and the end of frame {frames - 1}"
+            )
+
+
+def _has_tdt_path(start_T: list[int], symbols: int, s_range: int, durations: list[int]) -> bool:
+    """Of one utterance, whose frames are those of start_T."""
+    frames = len(start_T)
+    # Bit u of reached_T[t]: paths lead to the node (t, u).
+    reached_T = [1] + [0] * (frames - 1)
+    for t, start in enumerate(start_T):
+        high = min(start + s_range - 1, symbols)
+        if not 0 <= start <= high:
+            continue  # A frame that begins before column 0 has no nodes in the recursion.
+        band = (2 << high) - (1 << start)
+        here = reached_T[t] & band
+        if 0 in durations:
+            # Symbols lead from the lowest column to all above it.
+            here = band & -(here & -here)
+        for duration in durations:
+            if duration > 0 and t + duration < frames:
+                reached_T[t + duration] |= here | here << 1
+            elif t + duration == frames and here >> symbols & 1:
+                return True
+    return False
 
 
 def _has_path(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from numbers import Integral, Real
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -130,6 +131,30 @@ def check_integer(name: str, value: int) -> int:
     return value if isinstance(value, (int, torch.SymInt)) else int(value)
 
 
+def check_at_least(name: str, value: int, least: int) -> int:
+    """An integer from `least` on."""
+    value = check_integer(name, value)
+    if value < least:
+        raise ValueError(f"{name} is {value}; it must be at least {least}")
+    return value
+
+
+def check_flag(name: str, value: bool) -> bool:
+    """True or False, of Python or NumPy; nothing else, because texts such as 'False' are true."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} is {value!r}, needs True or False")
+    return bool(value)
+
+
+def check_validate(validate: bool) -> None:
+    """A flag, and no request that torch.compile would ignore."""
+    if check_flag("validate", validate) and torch.compiler.is_compiling():
+        raise ValueError(
+            "validate is True, but torch.compile cannot check values; use validate=False there, or "
+            "call the loss once without torch.compile"
+        )
+
+
 def check_s_range(s_range: int, rnnt_type: int) -> int:
     s_range = check_integer("s_range", s_range)
     # A symbol of these types needs two columns of one frame.
@@ -162,6 +187,7 @@ def check_options(
     from_log_probs: bool = False,
 ) -> LossOptions:
     """The scalar arguments that the losses of logits share."""
+    hat, from_log_probs = check_flag("hat", hat), check_flag("from_log_probs", from_log_probs)
     if hat and from_log_probs:
         raise ValueError("hat=True needs logits; it cannot be combined with from_log_probs=True")
     blank = check_integer("blank", blank)

@@ -47,7 +47,8 @@ def ctc_loss(
         logit_lengths, target_lengths: (N,) integers; default T and U.
         blank: column of the blank.
         reduction: `none`, `mean` (over utterances) or `sum`.
-        validate: on other devices than the CPU, synchronize and check values as on the CPU.
+        validate: on other devices than the CPU, synchronize and check values as on the CPU;
+            not in torch.compile, which refuses True.
 
     Returns:
         (N,) or a scalar; an utterance without a path (too few frames for its targets, or -inf in
@@ -109,7 +110,8 @@ def ctc_consistency_loss(
             Padding may have any values. A frame needs at least one finite logit.
         logit_lengths: (N,) integers; default T. An utterance without frames has a loss of 0.
         reduction: `none`, `mean` (over utterances) or `sum`.
-        validate: on other devices than the CPU, synchronize and check lengths as on the CPU.
+        validate: on other devices than the CPU, synchronize and check lengths as on the CPU;
+            not in torch.compile, which refuses True.
 
     Returns:
         (N,) or a scalar; float64 if logits or other_logits are, else float32.
@@ -125,6 +127,7 @@ def ctc_consistency_loss(
     checks.check_shape("other_logits", other_logits, tuple(logits.shape), "the shape of logits")
     checks.check_same("other_logits", other_logits, "logits", logits)
     checks.check_reduction(reduction)
+    checks.check_validate(validate)
     batch, frames, _ = logits.shape
     if logit_lengths is None:
         return reduced(_consistency(logits, other_logits, None), reduction)

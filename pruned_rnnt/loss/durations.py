@@ -43,6 +43,17 @@ def check_durations(durations: Sequence[int]) -> list[int]:
     return found
 
 
+def check_band_durations(durations: Sequence[int]) -> list[int]:
+    """Durations of a pruned lattice, 1 among them."""
+    found = check_durations(durations)
+    if 1 not in found:
+        raise ValueError(
+            f"durations is {durations}; 1 must be among them, because the band of a pruned lattice "
+            "need not have a path otherwise: add 1, or use the full loss rnnt_loss_tdt"
+        )
+    return found
+
+
 def check_longest(name: str, duration: int) -> None:
     """The recursion keeps as many frames."""
     if duration > LONGEST_DURATION:
@@ -108,7 +119,7 @@ def _check_big_blanks(big_blanks: Mapping[int, int], blank: int, vocabulary: int
 def check_omega(omega: float) -> float:
     if not 0 <= check_finite("omega", omega) <= 1:
         raise ValueError(f"omega is {omega}; it must be a probability, in 0..1")
-    return omega
+    return float(omega)
 
 
 def draws_rnnt(omega: float, device: torch.device) -> bool:
@@ -121,7 +132,7 @@ def draws_rnnt(omega: float, device: torch.device) -> bool:
             f"omega is {omega}, but torch.compile and CUDA graphs would repeat one random choice; "
             "use omega=0 there"
         )
-    return bool(torch.rand(()) < omega)
+    return bool(torch.rand((), device="cpu") < omega)
 
 
 def check_durations_have_path(lengths: HostLengths, durations: list[int]) -> None:

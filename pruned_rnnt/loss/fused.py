@@ -145,8 +145,7 @@ def _fused_loss(
         check_bounds_type(bounds)
     utterances = check_batch(*batch, sizes, recursion, validate)
     if bounds is not None:
-        rnnt_type = recursion.loss.rnnt_type
-        bounds = check_bounds(bounds, utterances, sizes.frames, rnnt_type, validate)
+        bounds = check_bounds(bounds, utterances, sizes.frames, recursion, validate)
     planned = planned_joiner(
         am,
         lm,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.loss.checks import check_one_of
+from pruned_rnnt.loss.checks import check_at_least, check_finite, check_one_of
 from pruned_rnnt.ops.common.plain_layers import hook_of, linear_parameters
 from pruned_rnnt.ops.joiner.fused_joiner import OutputLayers
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
@@ -38,6 +40,9 @@ class Joiner(nn.Module):
             biases start within a tenth of it. None keeps torch's default for both.
         duration_count: outputs of a second output layer, duration_linear, for a token-and-duration
             transducer; with 0, that is None.
+
+    Raises:
+        TypeError, ValueError: an option of another type or out of range.
     """
 
     def __init__(
@@ -51,6 +56,11 @@ class Joiner(nn.Module):
         duration_count: int = 0,
     ):
         super().__init__()
+        sizes = {"encoder_dim": encoder_dim, "predictor_dim": predictor_dim}
+        sizes |= {"joiner_dim": joiner_dim, "vocab_size": vocab_size}
+        for name, size in sizes.items():
+            check_at_least(name, size, 1)
+        check_at_least("duration_count", duration_count, 0)
         check_one_of("activation", activation, ACTIVATIONS)
         self.activation = activation
         self.encoder_proj = nn.Linear(encoder_dim, joiner_dim)
@@ -59,10 +69,14 @@ class Joiner(nn.Module):
         self.duration_linear = nn.Linear(joiner_dim, duration_count) if duration_count > 0 else None
         if initial_scale is not None:
             for projection in (self.encoder_proj, self.decoder_proj):
-                scale_initial(projection, initial_scale)
+                scale_initial(projection, check_finite("initial_scale", initial_scale))
 
     def forward(self, am: Tensor, lm: Tensor) -> Tensor:
-        """am, lm (..., D) that broadcast, the projected inputs -> logits (..., V)."""
+        """am, lm (..., D) that broadcast, the projected inputs -> logits (..., V).
+
+        Raises:
+            ValueError: inputs of another width, for example those that are not projected.
+        """
         logits: Tensor = self.output_linear(self.hidden(am, lm))
         return logits
 
@@ -70,7 +84,7 @@ class Joiner(nn.Module):
         """Logits (..., V) as `forward`, and duration logits (..., duration_count).
 
         Raises:
-            ValueError: the joiner has no layer for durations.
+            ValueError: the joiner has no layer for durations, and as `forward`.
         """
         if self.duration_linear is None:
             raise ValueError(
@@ -81,6 +95,13 @@ class Joiner(nn.Module):
 
     def hidden(self, am: Tensor, lm: Tensor) -> Tensor:
         """(..., D), the input of the output layers."""
+        width = getattr(self.output_linear, "in_features", None)
+        for name, x, layer in (("am", am, "encoder_proj"), ("lm", lm, "decoder_proj")):
+            if width is not None and x.shape[-1] != width:
+                raise ValueError(
+                    f"{name} has {x.shape[-1]} columns, needs the joiner_dim of {width} that "
+                    f"joiner.{layer} has projected it to: pass joiner.{layer}({name})"
+                )
         hidden = am + lm
         if self.activation == "tanh":
             return torch.tanh(hidden)
@@ -137,8 +158,17 @@ def durations_of_call(joiner: Joiner, am: Tensor, lm: Tensor) -> tuple[Tensor, T
     return joiner.with_durations(am, lm)
 
 
-def check_joiner(joiner: Joiner, encoder_dim: int, predictor_dim: int, vocab_size: int) -> None:
-    """ValueError for a joiner of other widths; layers without in_features and out_features pass."""
+def check_joiner(
+    joiner: Joiner | Callable[[Tensor, Tensor], Tensor],
+    encoder_dim: int,
+    predictor_dim: int,
+    vocab_size: int,
+) -> None:
+    """TypeError for what cannot be called with am and lm; ValueError for a Joiner of other widths,
+    where layers without in_features and out_features pass."""
+    if not isinstance(joiner, Joiner):
+        _check_callable(joiner)
+        return
     for name, wanted, layer, size in (
         ("encoder_dim", encoder_dim, "encoder_proj", "in_features"),
         ("predictor_dim", predictor_dim, "decoder_proj", "in_features"),
@@ -150,3 +180,16 @@ def check_joiner(joiner: Joiner, encoder_dim: int, predictor_dim: int, vocab_siz
                 f"{name} is {wanted} but joiner.{layer}.{size} is {got}; they must be equal: give "
                 f"Joiner and PrunedTransducerLoss the same {name}"
             )
+
+
+def _check_callable(joiner: Callable[[Tensor, Tensor], Tensor]) -> None:
+    try:
+        call = joiner.forward if isinstance(joiner, nn.Module) else joiner
+        inspect.signature(call).bind(None, None)
+    except ValueError:
+        pass  # Functions in C have no signature.
+    except TypeError as error:
+        raise TypeError(
+            f"joiner is a {type(joiner).__name__}, needs a pruned_rnnt.Joiner or a callable of am "
+            "and lm that returns logits"
+        ) from error

@@ -59,13 +59,14 @@ def rnnt_loss(
         reduction: `none`, `mean` (over utterances) or `sum`.
         in_place: write the gradient over the logits, which saves as much memory as they take;
             logits must not be used after the backward pass.
-        validate: on other devices than the CPU, synchronize and check values as on the CPU.
+        validate: on other devices than the CPU, synchronize and check values as on the CPU;
+            not in torch.compile, which refuses True.
 
     Returns:
         (N,) or a scalar; float64 for float64 logits, else float32.
 
     Raises:
-        TypeError: an argument that must be a tensor and is not.
+        TypeError: an argument of the wrong type.
         ValueError: names the argument that does not fit. Values (lengths, targets, an utterance
             without a path) are checked on the CPU or with validate; otherwise the loss of such an
             utterance is +inf and its gradient 0.

@@ -29,7 +29,8 @@ def mutual_information(
         py: (N, U+1, T), log-probability of blank at (u, t).
         boundary: (N, 4) integers [u_begin, t_begin, u_end, t_end]; default [0, 0, U, T].
         rnnt_type: see rnnt_loss.
-        validate: on other devices than the CPU, synchronize and check boundary as on the CPU.
+        validate: on other devices than the CPU, synchronize and check boundary as on the CPU;
+            not in torch.compile, which refuses True.
 
     Returns:
         MutualInformation: total (N,), -inf where there is no path, and the occupancies, shaped
@@ -43,6 +44,7 @@ def mutual_information(
     checks.check_floating("py", py, "(N, U+1, T)", 3)
     checks.check_same("py", py, "px", px)
     kind = checks.check_rnnt_type(rnnt_type)
+    checks.check_validate(validate)
     batch, rows, frames = py.shape
     last = frames + 1 if kind == REGULAR else frames
     meaning = f"(N, U, {'T+1' if kind == REGULAR else 'T'}) by the shape of py"

@@ -21,7 +21,11 @@ from pruned_rnnt.loss.results import (
     UtteranceLosses,
 )
 from pruned_rnnt.loss.simple import check_scales
-from pruned_rnnt.loss.tdt_head import TdtHead, check_tdt_joiner
+from pruned_rnnt.loss.tdt_head import (
+    TdtHead,
+    check_joiner_without_durations,
+    check_tdt_joiner,
+)
 from pruned_rnnt.ops.common.matrix_products import product_dtype
 from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.joiner.fused_joiner import row_chunks
@@ -63,12 +67,15 @@ class PrunedTransducerLoss(nn.Module):
         rnnt_type, delay_penalty, fastemit_lambda, hat, reduction: see rnnt_loss; hat concerns the
             pruned loss.
         lm_only_scale, am_only_scale: see rnnt_loss_simple.
-        durations, sigma, omega: see rnnt_loss_tdt; with durations, both losses are TDT losses and
-            joiner is a Joiner with a layer for them. omega applies in training, drawn once a step.
+        durations, sigma, omega: see rnnt_loss_tdt; with durations, 1 among them, both losses are
+            TDT losses and joiner is a Joiner with a layer for them. omega applies in training,
+            drawn once a step.
         simple_scale, pruned_scale_start, warm_up_steps: see above.
 
     Raises:
-        ValueError: options out of range; a Joiner of other widths or another vocabulary.
+        TypeError: an option of another type; a joiner that does not take am and lm.
+        ValueError: options out of range; a Joiner of other widths or another vocabulary, or with
+            durations that the loss does not have.
     """
 
     def __init__(
@@ -96,24 +103,24 @@ class PrunedTransducerLoss(nn.Module):
         reduction: str = "mean",
     ):
         super().__init__()
+        encoder_dim = checks.check_at_least("encoder_dim", encoder_dim, 1)
+        predictor_dim = checks.check_at_least("predictor_dim", predictor_dim, 1)
+        vocab_size = checks.check_at_least("vocab_size", vocab_size, 1)
         checks.check_reduction(reduction)
         self.options = checks.check_options(
             blank, vocab_size, rnnt_type, delay_penalty, fastemit_lambda, hat=hat
         )
         self.simple_options = check_scales(self.options, lm_only_scale, am_only_scale)
         self.s_range = checks.check_s_range(s_range, self.options.rnnt_type)
-        if isinstance(joiner, Joiner):
-            check_joiner(joiner, encoder_dim, predictor_dim, vocab_size)
+        check_joiner(joiner, encoder_dim, predictor_dim, vocab_size)
         self.joiner = joiner
         self.encoder_dim = encoder_dim
         self.predictor_dim = predictor_dim
         self.vocab_size = vocab_size
         self.simple_scale = checks.check_finite("simple_scale", simple_scale)
         self.pruned_scale_start = checks.check_finite("pruned_scale_start", pruned_scale_start)
-        self.warm_up_steps = checks.check_integer("warm_up_steps", warm_up_steps)
-        if warm_up_steps < 0:
-            raise ValueError(f"warm_up_steps is {warm_up_steps}; it must be at least 0")
-        self.exact_bounds = exact_bounds
+        self.warm_up_steps = checks.check_at_least("warm_up_steps", warm_up_steps, 0)
+        self.exact_bounds = checks.check_flag("exact_bounds", exact_bounds)
         self.reduction = reduction
         self._reported: set[str] = set()
         self.simple_am_proj = nn.Linear(encoder_dim, vocab_size)
@@ -122,7 +129,9 @@ class PrunedTransducerLoss(nn.Module):
             scale_initial(layer, _INITIAL_SCALE)
 
         self.tdt: TdtHead | None = None
-        if durations is not None:
+        if durations is None:
+            check_joiner_without_durations(joiner)
+        else:
             check_tdt_joiner(joiner, durations, rnnt_type, hat)
             dims = (encoder_dim, predictor_dim)
             self.tdt = TdtHead(*dims, durations, sigma, omega, _INITIAL_SCALE)
@@ -143,9 +152,7 @@ class PrunedTransducerLoss(nn.Module):
         the warm-up, in evaluation alone."""
         done = 1.0
         if step is not None:
-            step = checks.check_integer("step", step)
-            if step < 0:
-                raise ValueError(f"step is {step}; it must be at least 0")
+            step = checks.check_at_least("step", step, 0)
             done = min(step / self.warm_up_steps, 1.0) if self.warm_up_steps > 0 else 1.0
         elif self.training and self.warm_up_steps > 0:
             raise TypeError(
@@ -168,7 +175,9 @@ class PrunedTransducerLoss(nn.Module):
         """Losses of a batch.
 
         Args:
-            encoder_out: (N, T, E) and predictor_out: (N, U+1, P), floating.
+            encoder_out: (N, T, E) and predictor_out: (N, U+1, P), floating. Padding must be
+                finite: it does not change the loss, but the gradients of the layers' weights
+                multiply it by 0, which is NaN for NaN and infinity.
             targets: (N, U) integers, not the blank.
             logit_lengths, target_lengths: (N,) integers, None for T and U. If they are on the CPU,
                 the joiner leaves padding out; if they are on the inputs' device, the host does not

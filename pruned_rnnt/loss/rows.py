@@ -9,7 +9,13 @@ from torch import Tensor
 
 from pruned_rnnt.loss.batch import Sizes, check_batch, known_lengths
 from pruned_rnnt.loss.bounds import check_bounds
-from pruned_rnnt.loss.checks import check_floating, check_last_axis, check_shape, check_tensor
+from pruned_rnnt.loss.checks import (
+    check_flag,
+    check_floating,
+    check_last_axis,
+    check_shape,
+    check_tensor,
+)
 from pruned_rnnt.loss.durations import check_duration_logits
 from pruned_rnnt.loss.results import Bounds
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
@@ -25,7 +31,7 @@ def check_logits(logits: Tensor, bounds: Bounds | None, in_place: bool = False) 
     shape = f"(N, T, {columns}, V) or packed (rows, V)"
     check_floating("logits", logits, shape, 2 if logits.dim() == 2 else 4)
     check_last_axis("logits", logits)
-    if in_place and (not logits.is_contiguous() or logits.is_neg()):
+    if check_flag("in_place", in_place) and (not logits.is_contiguous() or logits.is_neg()):
         raise ValueError("in_place=True needs contiguous logits without a deferred change of sign")
     return logits.shape[-1]
 
@@ -84,7 +90,7 @@ def _rows_of_logits(
             check_shape("logits", logits, shape, "(N, T, S, V) with bounds.s_range for S")
     checked = check_batch(*batch, sizes, recursion, validate)
     if bounds is not None:
-        bounds = check_bounds(bounds, checked, sizes.frames, recursion.loss.rnnt_type, validate)
+        bounds = check_bounds(bounds, checked, sizes.frames, recursion, validate)
     if packed:
         return _packed_rows(checked, bounds, logits.shape[0], validate)
     utterances = checked.on_device()

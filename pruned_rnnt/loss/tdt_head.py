@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pruned_rnnt.loss.checks import check_finite
-from pruned_rnnt.loss.durations import check_durations, check_omega, draws_rnnt, tdt_recursion
+from pruned_rnnt.loss.durations import check_band_durations, check_omega, draws_rnnt, tdt_recursion
 from pruned_rnnt.loss.joiner import Joiner, scale_initial
 from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion
 
@@ -18,7 +18,8 @@ class TdtHead(nn.Module):
 
     Args:
         encoder_dim, predictor_dim: E and P.
-        durations, sigma, omega: see rnnt_loss_tdt; omega applies in training.
+        durations, sigma, omega: see rnnt_loss_tdt; 1 must be among durations. omega applies in
+            training.
         initial_scale: initial weights of the projections as a fraction of torch's default.
     """
 
@@ -32,7 +33,7 @@ class TdtHead(nn.Module):
         initial_scale: float,
     ):
         super().__init__()
-        self.durations = check_durations(durations)
+        self.durations = check_band_durations(durations)
         self.sigma, self.omega = check_finite("sigma", sigma), check_omega(omega)
         self.simple_am_proj = nn.Linear(encoder_dim, len(self.durations))
         self.simple_lm_proj = nn.Linear(predictor_dim, len(self.durations))
@@ -49,6 +50,16 @@ class TdtHead(nn.Module):
             self._drawn = (step, draws_rnnt(self.omega, device))
         # Dynamo of torch 2.11 passes no result of `_replace` to a function that it keeps as a node.
         return Recursion(recursion.loss, recursion.tdt, ignores_durations=self._drawn[1])
+
+
+def check_joiner_without_durations(joiner: object) -> None:
+    """ValueError for a joiner with a layer for durations, which would not be trained."""
+    if isinstance(joiner, Joiner) and joiner.duration_linear is not None:
+        count = getattr(joiner.duration_linear, "out_features", "some")
+        raise ValueError(
+            f"joiner has duration_count={count}, needs durations=..., one for each; without "
+            "durations, give Joiner duration_count=0"
+        )
 
 
 def check_tdt_joiner(joiner: object, durations: Sequence[int], rnnt_type: str, hat: bool) -> None:

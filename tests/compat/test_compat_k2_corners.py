@@ -275,3 +275,29 @@ def test_a_termination_symbol_may_count_from_the_end(hat) -> None:
             for blank in (BLANK, BLANK - VOCABULARY)
         )
         torch.testing.assert_close(last, first)
+
+
+@pytest.mark.parametrize("name", ["use_hat_loss", "return_grad"])
+def test_what_is_neither_true_nor_false(name: str) -> None:
+    data = batch()
+    joint = (data.logits, data.targets, BLANK)
+    calls = [(k2.rnnt_loss, joint)]
+    if name == "use_hat_loss":
+        calls.append((k2.get_rnnt_logprobs_joint, joint))
+    else:
+        calls.append((k2.rnnt_loss_simple, (data.lm, data.am, data.targets, BLANK)))
+        calls.append(
+            (k2.mutual_information_recursion, (torch.zeros(1, 2, 4), torch.zeros(1, 3, 3)))
+        )
+    for call, arguments in calls:
+        with pytest.raises(TypeError, match=f"{name} is 'no', needs True or False"):
+            call(*arguments, **{name: "no"})
+
+
+def test_the_default_device_is_not_that_of_the_boundary() -> None:
+    data = batch()
+    given = (data.lm, data.am, data.targets, BLANK, data.boundary)
+    _, grads = k2.rnnt_loss_simple(*given, return_grad=True)
+    expected = k2.get_rnnt_prune_ranges(*grads, data.boundary, 3)
+    with torch.device("meta"):
+        assert torch.equal(k2.get_rnnt_prune_ranges(*grads, data.boundary, 3), expected)

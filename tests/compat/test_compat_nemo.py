@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.compat import nemo_loss
+from pruned_rnnt.compat import nemo_loss, transformers_loss
 from pruned_rnnt.compat.nemo_loss import NemoRNNTLoss
 from tests.compat import nemo_numbers as numbers
 from tests.compat import nemo_stand_in
@@ -244,3 +244,31 @@ def test_nemo_without_a_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, LOSS_MODULE, types.ModuleType(LOSS_MODULE))
     with pytest.raises(ImportError, match="has no RNNT_LOSS_RESOLVER"):
         nemo_loss.register()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"fastemit_lambda": True}, "fastemit_lambda is True; it must be a number"),
+        ({"clamp": float("nan")}, "clamp is nan; it must be finite"),
+        ({"clamp": "1"}, "clamp is '1'; it must be a number"),
+        ({"delay_penalty": float("inf")}, "delay_penalty is inf; it must be finite"),
+        *(
+            ({name: "no"}, f"{name} is 'no', needs True or False")
+            for name in ("fastemit_scales_value", "in_place", "validate")
+        ),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        NemoRNNTLoss(6, **options)
+
+
+def test_no_clamp() -> None:
+    assert NemoRNNTLoss(6, clamp=None).clamp == NemoRNNTLoss(6).clamp
+
+
+def test_fused_is_true_or_false() -> None:
+    for module in (nemo_loss, transformers_loss):
+        with pytest.raises(TypeError, match="fused is 'no', needs True or False"):
+            module.use(None, fused="no")

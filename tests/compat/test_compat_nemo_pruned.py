@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pruned_rnnt import Joiner, PrunedTransducerLoss
 from pruned_rnnt.compat import nemo_loss
-from pruned_rnnt.compat.pruned_joint import PrunedOptions
+from pruned_rnnt.compat.pruned_joint import PrunedJointLoss, PrunedOptions
 from tests.compat.nemo_stand_in import (
     DURATIONS,
     FRAMES,
@@ -216,3 +216,9 @@ def test_a_joint_with_durations_is_never_scored_as_rnnt(model_of: Made) -> None:
     message = r"durations is \(0, 1, 2, 5\) in the loss and \[0, 1, 2, 3\] in the joint"
     with pytest.raises(ValueError, match=message):
         tdt.loss(tdt.joint(*inputs()), TARGETS, FRAMES, LENGTHS)
+
+
+def test_calls_are_counted_on_the_cpu() -> None:
+    loss = PrunedJointLoss(PrunedOptions(), (4, 4), torch.zeros(5, 6), None)
+    with torch.device("meta"):
+        assert loss.get_extra_state().item() == 0

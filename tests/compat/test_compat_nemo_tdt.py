@@ -174,3 +174,25 @@ def test_a_joint_that_another_library_wraps_tells_its_outputs(model_of: Made) ->
     assert joint_class.joint_after_projection is noting is not traced
     outputs = model_of(durations=True).joint(*nemo_stand_in.inputs())
     assert extra_outputs(outputs) == len(nemo_stand_in.DURATIONS)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"durations": [0, 1.9]}, r"durations is \[0, 1.9\]; it must be different integers"),
+        ({"durations": "01"}, "durations is 01; it must be different integers"),
+        ({"sigma": True}, "sigma is True; it must be a number"),
+        ({"omega": 2}, "omega is 2; it must be a probability"),
+        ({"clamp": float("nan")}, "clamp is nan; it must be finite"),
+        ({"fastemit_lambda": True}, "fastemit_lambda is True; it must be a number"),
+        ({"validate": "no"}, "validate is 'no', needs True or False"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        NemoTDTLoss(SYMBOLS, **{"durations": DURATIONS, **options})
+
+
+def test_no_clamp() -> None:
+    losses = [NemoTDTLoss(SYMBOLS, durations=DURATIONS, **x) for x in ({}, {"clamp": None})]
+    assert losses[0].clamp == losses[1].clamp

@@ -94,6 +94,10 @@ def test_module_has_the_functions_defaults() -> None:
         ({"logits": torch.zeros(4, 4, 4, 6)}, "logits has 4 dimensions; it must be packed"),
         ({"blank": 6}, "blank"),
         ({"logits": torch.zeros(7, 6)}, "logits"),
+        (
+            {"logits": torch.zeros(6, 7, requires_grad=True).mT},
+            r"logits is not contiguous.*call logits.contiguous\(\)",
+        ),
     ],
 )
 def test_bad_input(change: dict[str, object], message: str) -> None:
@@ -108,6 +112,25 @@ def test_bad_input(change: dict[str, object], message: str) -> None:
     }
     with pytest.raises(ValueError, match=message):
         optimized_transducer.transducer_loss(**{**good, **change})
+
+
+@pytest.mark.parametrize("flags", [("False",), (False, "no")])
+def test_what_is_neither_true_nor_false(flags: tuple) -> None:
+    logits, targets, frames, symbols = arguments(LENGTHS)
+    given = (pack(logits.detach(), LENGTHS), targets, frames, symbols, BLANK)
+    name = ("from_log_softmax", "one_sym_per_frame")[len(flags) - 1]
+    for with_gradient in (False, True):
+        given[0].requires_grad_(with_gradient)
+        with pytest.raises(TypeError, match=f"^{name} is '.*', needs True or False"):
+            optimized_transducer.transducer_loss(*given, *flags)
+
+
+def test_targets_may_be_wider_than_the_longest() -> None:
+    logits, targets, frames, symbols = arguments(LENGTHS)
+    rest = (frames, symbols, BLANK, False)
+    rows, wide = pack(logits.detach(), LENGTHS), torch.nn.functional.pad(targets, (0, 2))
+    expected = optimized_transducer.transducer_loss(rows, targets, *rest)
+    assert torch.equal(optimized_transducer.transducer_loss(rows, wide, *rest), expected)
 
 
 def test_against_the_original() -> None:

@@ -195,3 +195,10 @@ def test_uniform_log_probs_without_softmax() -> None:
     )  # fmt: skip
     expected = -torch.tensor([55.0, 55.0], dtype=torch.float64).log() - 1.2
     torch.testing.assert_close(costs, expected)
+
+
+def test_what_is_neither_true_nor_false() -> None:
+    data = batch()
+    given = (data.logits, data.targets, FRAMES, SYMBOLS)
+    with pytest.raises(TypeError, match="fused_log_softmax is 'no', needs True or False"):
+        torchaudio.functional.rnnt_loss(*given, fused_log_softmax="no")

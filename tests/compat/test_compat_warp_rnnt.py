@@ -214,3 +214,13 @@ def test_negative_lengths_of_packed_labels_are_refused() -> None:
     lengths = torch.tensor([[2, 2], [-1, 3]], dtype=torch.int32)
     with pytest.raises(warp_rnnt.WarpRnntError, match="yn must have one length or more, from 0 on"):
         warp_rnnt.rnnt_loss(rows, words, *lengths, compact=True)
+
+
+@pytest.mark.parametrize("name", ["average_frames", "gather", "compact", "enable_grad"])
+def test_what_is_neither_true_nor_false(name: str) -> None:
+    data = batch()
+    log_probs = data.logits.detach().float().log_softmax(-1)
+    given = (log_probs, data.targets.int(), FRAMES.int(), SYMBOLS.int())
+    call = warp_rnnt.RNNTLossCompact.apply if name == "enable_grad" else warp_rnnt.rnnt_loss
+    with pytest.raises(TypeError, match=f"{name} is 'no', needs True or False"):
+        call(*given, **{name: "no"})

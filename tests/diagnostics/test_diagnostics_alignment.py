@@ -245,3 +245,32 @@ def test_lattice_occupancy_takes_both_kinds_of_rows() -> None:
     torch.testing.assert_close(found, wanted)
     rows = tdt_log_prob_rows(logits, torch.randn(1, 3, 2, 2), targets, *lengths)
     assert lattice_occupancy(rows, *lengths, durations=(0, 1)).durations.shape == (1, 3, 2, 2)
+    with pytest.raises(ValueError, match=r"durations is \(0, 1\), but rows are not of a TDT"):
+        lattice_occupancy(plain, *lengths, durations=(0, 1))
+    with pytest.raises(ValueError, match="rnnt_type is 'modified'; durations need"):
+        lattice_occupancy(rows, *lengths, rnnt_type="modified", durations=(0, 1))
+
+
+def test_rows_may_be_plain_tuples() -> None:
+    logits, targets = torch.randn(1, 3, 2, 4), torch.ones(1, 1, dtype=torch.int32)
+    lengths = torch.tensor([[3], [1]])
+    plain = log_prob_rows(logits, targets, *lengths)
+    found = occupancy_of_rows(tuple(plain), *lengths)
+    torch.testing.assert_close(found, occupancy_of_rows(plain, *lengths))
+    rows = tdt_log_prob_rows(logits, torch.randn(1, 3, 2, 2), targets, *lengths)
+    for call in (occupancy_of_tdt_rows, tdt_viterbi_alignment):
+        found = call(tuple(rows), *lengths, durations=(0, 1))
+        torch.testing.assert_close(found, call(rows, *lengths, durations=(0, 1)))
+
+
+def test_the_default_device_is_not_that_of_the_rows() -> None:
+    rows = tdt_log_prob_rows(
+        torch.randn(1, 3, 2, 4),
+        torch.randn(1, 3, 2, 2),
+        torch.ones(1, 1, dtype=torch.int32),
+        *torch.tensor([[3], [1]]),
+    )
+    lengths = torch.tensor([[3], [1]])
+    with torch.device("meta"):
+        found = tdt_viterbi_alignment(rows, *lengths, durations=(0, 1))
+    assert all(x.is_cpu for x in found)

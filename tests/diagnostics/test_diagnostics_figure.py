@@ -146,3 +146,12 @@ def test_strip_of_durations_shows_the_arcs_that_leave_each_frame() -> None:
     assert lattice.get_xlim() == strip.get_xlim()
     with pytest.raises(ValueError, match="durations has 2 elements; the occupancy has 3"):
         lattice_figure(occupancy, durations=(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("occupancy", 9), ("bounds", 0), ("alignment", 9), ("index", 0.0)]
+)
+def test_arguments_of_another_type(name: str, value: object) -> None:
+    arguments = {"occupancy": Rows(torch.zeros(1, 3, 2), torch.zeros(1, 3, 2)), name: value}
+    with pytest.raises(TypeError, match=f"^{name} is"):
+        lattice_figure(**arguments)

@@ -128,10 +128,33 @@ def test_edge_mass_is_that_of_the_outer_columns() -> None:
 
 def test_no_mass_at_all() -> None:
     rows = Rows(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2))
-    band = Bounds(torch.zeros(1, 2, dtype=torch.int32), 2)
-    result = band_edge_mass(rows, band, torch.tensor([2]), torch.tensor([1]))
+    band, lengths = Bounds(torch.zeros(1, 2, dtype=torch.int32), 2), torch.tensor([[2], [1]])
+    result = band_edge_mass(rows, band, *lengths)
     assert result.needed_s_range == 1
-    assert not any(share.isnan().any() for share in result[:2])
+    assert result.advice.startswith("1 of 1 utterances have no path or NaN probabilities")
+    assert "fits" not in result.advice
+    for share in (*result[:2], *retained_mass(rows, band, *lengths)):
+        assert share.isnan().all()
+
+
+@pytest.mark.parametrize("spoilt", [0.0, torch.nan])
+@pytest.mark.parametrize("tdt", [False, True])
+def test_utterances_without_a_path_or_with_nan_are_left_out(tdt: bool, spoilt: float) -> None:
+    one, frames, symbols = staircase(4)
+    arcs = [torch.cat([x, x * spoilt, x]) for x in one[:2]]
+    occupancy = Rows(*arcs)
+    if tdt:
+        stay = torch.zeros_like(arcs[0]) * arcs[0]
+        occupancy = TdtOccupancy(*arcs, stay, stay[..., None])
+    band = Bounds(centred_band(5).start.expand(3, -1), 5)
+    lengths = frames.expand(3), symbols.expand(3)
+    alone = band_edge_mass(one, centred_band(5), frames, symbols)
+    result = band_edge_mass(occupancy, band, *lengths)
+    assert result.needed_s_range == alone.needed_s_range
+    assert result.advice.startswith("1 of 3 utterances have no path or NaN probabilities")
+    assert result.advice.endswith(alone.advice)
+    for share in (*result[:2], *retained_mass(occupancy, band, *lengths)):
+        assert share.isnan().tolist() == [False, True, False]
 
 
 def test_retained_mass_of_a_tdt_lattice_is_that_of_arcs_that_leave_the_band() -> None:

@@ -40,6 +40,7 @@ INTEGERS = [
     (module, "warm_up_steps"),
     (module, "step"),
 ]
+SIZES = ("encoder_dim", "predictor_dim", "joiner_dim", "vocab_size")
 
 
 @pytest.mark.parametrize(("call", "name"), INTEGERS)
@@ -94,9 +95,57 @@ def test_numbers_of_a_module_with_durations(options) -> None:
         module(calls.arguments(), durations=(0, 1), **options)
 
 
+@pytest.mark.parametrize("name", [*SIZES, "duration_count"])
+def test_sizes_of_a_joiner(name) -> None:
+    sizes = {**dict.fromkeys(SIZES, 5), "duration_count": 0}
+    least = sizes[name] and 1
+    with pytest.raises(TypeError, match=f"^{name} is 5.0; it must be an integer"):
+        pruned_rnnt.Joiner(**{**sizes, name: 5.0})
+    with pytest.raises(ValueError, match=f"^{name} is {least - 1}; it must be at least {least}"):
+        pruned_rnnt.Joiner(**{**sizes, name: least - 1})
+
+
+@pytest.mark.parametrize("name", [name for name in SIZES if name != "joiner_dim"])
+def test_sizes_of_a_module(name) -> None:
+    sizes = {key: 5 for key in SIZES if key != "joiner_dim"}
+    with pytest.raises(TypeError, match=f"^{name} is 5.0; it must be an integer"):
+        pruned_rnnt.PrunedTransducerLoss(torch.add, **{**sizes, name: 5.0})
+    with pytest.raises(ValueError, match=f"^{name} is 0; it must be at least 1"):
+        pruned_rnnt.PrunedTransducerLoss(torch.add, **{**sizes, name: 0})
+
+
+def test_initial_scale_of_a_joiner() -> None:
+    with pytest.raises(ValueError, match=r"^initial_scale is nan; it must be finite"):
+        pruned_rnnt.Joiner(5, 5, 5, 5, initial_scale=NAN)
+
+
+@pytest.mark.parametrize("joiner", [None, "j", torch.nn.Linear(V, V), lambda am: am])
+def test_what_is_no_joiner(joiner) -> None:
+    with pytest.raises(TypeError, match=r"joiner is a .*, needs a pruned_rnnt\.Joiner or a call"):
+        pruned_rnnt.PrunedTransducerLoss(joiner, V, V, V)
+
+
+def test_a_joiner_takes_projected_inputs() -> None:
+    joiner = pruned_rnnt.Joiner(6, 5, 9, 11, duration_count=2)
+    am, lm = torch.zeros(2, 6), torch.zeros(2, 5)
+    for call in (joiner, joiner.with_durations):
+        with pytest.raises(ValueError, match=r"am has 6 columns.* pass joiner.encoder_proj\(am\)"):
+            call(am, lm)
+        with pytest.raises(ValueError, match=r"lm has 5 columns.* pass joiner.decoder_proj\(lm\)"):
+            call(joiner.encoder_proj(am), lm)
+        call(joiner.encoder_proj(am), joiner.decoder_proj(lm))
+
+
 def test_a_warm_up_before_the_first_step() -> None:
     with pytest.raises(ValueError, match="warm_up_steps is -1; it must be at least 0"):
         module(calls.arguments(), warm_up_steps=-1)
+
+
+def test_omega_is_drawn_on_the_cpu() -> None:
+    given, durations = calls.arguments(), torch.zeros(N, T, U + 1, 5)
+    with torch.device("meta"):
+        loss = pruned_rnnt.rnnt_loss_tdt(given["logits"], durations, given["targets"], omega=0.5)
+    assert loss.isfinite()
 
 
 @pytest.mark.parametrize("durations", [np.arange(5), [np.int64(x) for x in range(5)], range(5)])
@@ -210,3 +259,49 @@ def test_lengths_of_two_views(length) -> None:
     loss.sum().backward()
     assert leaf.grad[0].any()
     assert not leaf.grad[1].any()
+
+
+def consistency(a: dict, **options):
+    views = (a["logits"][:, :, 0], a["logits"][:, :, 1])
+    return pruned_rnnt.ctc_consistency_loss(*views, a["logit_lengths"], **options)
+
+
+FLAGS = [
+    *((call, "hat") for call in (calls.full, calls.pruned, calls.fused, module)),
+    *((call, "from_log_probs") for call in (calls.full, calls.pruned)),
+    *((call, "in_place") for call in (calls.full, calls.pruned, tdt, multi_blank)),
+    *((call, "validate") for call in (*LOSSES, calls.ctc, calls.bounds, calls.information, tdt)),
+    (consistency, "validate"),
+    (calls.bounds, "exact"),
+    (module, "exact_bounds"),
+]
+
+
+def with_flag(call, name: str, value: object):
+    options = {"big_blanks": {5: 2}} if call is multi_blank else {}
+    torch.manual_seed(0)
+    return call(calls.arguments(), **options, **{name: value})
+
+
+@pytest.mark.parametrize(("call", "name"), FLAGS)
+@pytest.mark.parametrize("value", ["False", "no", 0, 2, None, torch.tensor(False)])
+def test_what_is_neither_true_nor_false(call, name, value) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} is .*, needs True or False"):
+        with_flag(call, name, value)
+
+
+@pytest.mark.parametrize(("call", "name"), FLAGS)
+@pytest.mark.parametrize("value", [False, True])
+def test_flags_of_numpy(call, name, value) -> None:
+    assert torch.equal(with_flag(call, name, np.bool_(value)), with_flag(call, name, value))
+
+
+@pytest.mark.parametrize(
+    "call", [*LOSSES, calls.ctc, calls.bounds, calls.information, consistency, tdt]
+)
+def test_torch_compile_refuses_to_validate(call) -> None:
+    given = calls.arguments()
+    compiled = torch.compile(call, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="use validate=False there"):
+        compiled(given, validate=True)
+    assert torch.equal(compiled(given, validate=False), call(given))

@@ -1,5 +1,7 @@
 """rnnt_loss_tdt: padded and packed, all durations and options, against all paths one by one."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ from tests.loss.tdt_cases import (
     tdt_loss,
     tdt_reference,
 )
-from tests.tdt_paths import tdt_scores, tdt_total
+from tests.tdt_paths import TdtScores, tdt_scores, tdt_total
 
 every_table = pytest.mark.parametrize("durations", DURATIONS, ids=str)
 
@@ -267,3 +269,42 @@ def test_no_path_is_infinite_on_the_device() -> None:
     assert loss[1] == torch.inf
     with pytest.raises(ValueError, match="utterance 1 has no path"):
         tdt_loss(inputs, batch, "cuda", durations=(1, 2), validate=True)
+
+
+@pytest.mark.parametrize("durations", [*DURATIONS, (0, 3), (1, 4), (2, 3)], ids=str)
+def test_a_band_is_refused_only_without_a_path_of_the_durations(durations) -> None:
+    frames, symbols, width = 4, 2, 2
+    outcomes = []
+    for row in itertools.product((0, 1, 2), repeat=frames - 1):
+        start = torch.tensor([[0, *row]], dtype=torch.int32)
+        shape = (frames, symbols + 1)
+        scores = TdtScores(*torch.zeros(2, *shape), torch.zeros(*shape, len(durations)))
+        total = tdt_total(scores, frames, symbols, durations, start[0], width)
+        logits = torch.zeros(1, frames, width, 4)
+        arguments = (logits, torch.zeros(1, frames, width, len(durations)), torch.tensor([[1, 2]]))
+        options = {"durations": durations, "bounds": Bounds(start, width)}
+        outcomes.append(bool(total > -torch.inf))
+        if outcomes[-1]:
+            assert pruned_rnnt.rnnt_loss_tdt(*arguments, **options).isfinite()
+        else:
+            words = "utterance 0 has no path" + " inside bounds" * any(outcomes)
+            with pytest.raises(ValueError, match=words):
+                pruned_rnnt.rnnt_loss_tdt(*arguments, **options)
+    assert not all(outcomes)
+
+
+def test_a_frame_that_begins_before_the_first_column_has_no_path() -> None:
+    start = torch.tensor([[0, -1, 0]], dtype=torch.int32)
+    shape = (1, 3, 2)
+    arguments = (torch.zeros(*shape, 4), torch.zeros(*shape, 1), torch.tensor([[1]]))
+    with pytest.raises(ValueError, match="utterance 0 has no path inside bounds"):
+        pruned_rnnt.rnnt_loss_tdt(*arguments, durations=(1,), bounds=Bounds(start, 2))
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+def test_validate_reads_the_band_of_durations(device) -> None:
+    start = torch.tensor([[0, 0, 2]], dtype=torch.int32, device=device)
+    arguments = (torch.zeros(1, 3, 3, 4), torch.zeros(1, 3, 3, 2), torch.tensor([[1, 2, 3, 1]]))
+    options = {"durations": (0, 3), "bounds": Bounds(start, 3), "validate": True}
+    with pytest.raises(ValueError, match="utterance 0 has no path inside bounds: in its band of 3"):
+        pruned_rnnt.rnnt_loss_tdt(*(x.to(device) for x in arguments), **options)

@@ -145,6 +145,18 @@ def test_a_captured_step_equals_an_eager_one() -> None:
     assert_captured_equals_eager(step)
 
 
+def test_a_band_needs_a_duration_of_one() -> None:
+    joiner = pruned_rnnt.Joiner(6, 5, 9, 11, duration_count=3)
+    with pytest.raises(ValueError, match=r"durations is \(0, 2, 4\); 1 must be among them"):
+        pruned_rnnt.PrunedTransducerLoss(joiner, 6, 5, 11, durations=(0, 2, 4))
+
+
+def test_a_joiner_with_durations_needs_those_of_the_loss() -> None:
+    joiner = pruned_rnnt.Joiner(6, 5, 9, 11, duration_count=3)
+    with pytest.raises(ValueError, match=r"duration_count=3, needs durations=\.\.\., one for each"):
+        pruned_rnnt.PrunedTransducerLoss(joiner, 6, 5, 11)
+
+
 def test_joiner_must_fit_the_durations() -> None:
     joiner = pruned_rnnt.Joiner(6, 5, 8, 11)
     with pytest.raises(ValueError, match="no layer for them"):

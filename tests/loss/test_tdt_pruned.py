@@ -183,5 +183,7 @@ def test_occupancy_and_durations_must_fit() -> None:
         pruned_rnnt.prune_bounds(planted_occupancy())
     with pytest.raises(ValueError, match=r"occupancy.durations has shape .* 5\); .* 2\)"):
         pruned_rnnt.prune_bounds(planted_occupancy(), durations=(0, 1))
+    with pytest.raises(ValueError, match=r"durations is \(0, 2, 3, 4, 5\); 1 must be among them"):
+        pruned_rnnt.prune_bounds(planted_occupancy(), durations=(0, 2, 3, 4, 5))
     with pytest.raises(ValueError, match="durations need rnnt_type='regular'"):
         pruned_rnnt.prune_bounds(planted_occupancy(), durations=USUAL, rnnt_type="modified")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt.compat.installed import attribute_of
+from pruned_rnnt.loss.checks import check_flag
 
 __all__ = ["rnnt_loss"]
 
@@ -71,7 +72,7 @@ def _rnnt_loss(
         blank=logits.shape[-1] + blank if blank < 0 else blank,
         clamp=clamp if clamp > 0 else None,
         reduction=reduction,
-        from_log_probs=not fused_log_softmax,
+        from_log_probs=not check_flag("fused_log_softmax", fused_log_softmax),
     )
     return costs.half() if logits.dtype == torch.float16 else costs
 

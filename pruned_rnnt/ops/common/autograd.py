@@ -45,7 +45,7 @@ def refuses_second_derivative(backward: Callable[..., tuple[Any, ...]]) -> Calla
             grads = backward(ctx, *grad_outputs)
         sources = [*_sources(ctx), *(x for x in grad_outputs if x is not None)]
         # So that a backward pass for all leaves arrives here, whatever the sources are.
-        sources.append(torch.zeros((), requires_grad=True))
+        sources.append(torch.zeros((), device="cpu", requires_grad=True))
         given = [grad for grad in grads if grad is not None]
         refused = iter(_Refuse.apply(len(sources), *sources, *given))  # type: ignore[no-untyped-call]
         return tuple(None if grad is None else next(refused) for grad in grads)

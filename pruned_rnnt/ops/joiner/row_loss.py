@@ -27,7 +27,7 @@ from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion, run_recurs
 def is_in_place(wanted: bool) -> bool:
     """Whether a gradient is written over logits. Not in torch.compile, which must see this call:
     torch 2.11 does not know in functions that are opaque to it that it compiles."""
-    return wanted and not torch.compiler.is_compiling()
+    return bool(wanted) and not torch.compiler.is_compiling()
 
 
 def _needs_zeros(logits: Tensor, options: LossOptions) -> bool:
