@@ -33,10 +33,10 @@ class TrainingShapes:
     With the state of a checkpoint, a resumed training pads as one that was not interrupted.
 
     Args:
-        more: of `BatchPadding`.
+        more: frames in addition to a grid of 16; see `BatchPadding`.
 
     Attributes:
-        steps: of `BatchPadding`; shapes of earlier values do not occur again.
+        steps: sizes between powers of two; when it changes, earlier shapes do not occur again.
     """
 
     def __init__(self, more: int) -> None:
