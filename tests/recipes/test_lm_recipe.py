@@ -91,7 +91,7 @@ def test_decode_uses_the_language_model(folder: Path, capsys: pytest.CaptureFixt
     (errors,) = (folder / "speech/results").glob("errs-test-modified_beam-lm*-hotwords*.txt")
     assert errors.read_text().startswith("%CER")
     assert main(["decode", run, f"decode.fusion.lm={folder / 'speech'}", settings[0]]) != 0
-    assert "is not a checkpoint of a language model" in capsys.readouterr().err
+    assert "is no run of a language model" in capsys.readouterr().err
 
 
 def test_resumed_training_is_exact(folder: Path) -> None:
