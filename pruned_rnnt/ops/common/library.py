@@ -39,7 +39,14 @@ MISSING_KERNELS: dict[str, str] = {}
 _Written = TypeVar("_Written")
 # Marks a parameter of an op, a tensor or a named tuple of tensors, as an output.
 Out = Annotated[_Written, "output"]
-_SCHEMA_TYPES = {Tensor: "Tensor", int: "int", float: "float", bool: "bool", list[int]: "int[]"}
+# Integers are symbolic in torch.compile and torch.export, so that one graph serves all sizes.
+_SCHEMA_TYPES = {
+    Tensor: "Tensor",
+    int: "SymInt",
+    float: "float",
+    bool: "bool",
+    list[int]: "SymInt[]",
+}
 
 
 def op(fallback: Callable[..., None]) -> Callable[..., None]:

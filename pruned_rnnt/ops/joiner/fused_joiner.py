@@ -138,8 +138,11 @@ def chunk_offsets(rows: int, frame_rows: int, row_bytes: int, most_bytes: int) -
     a frame."""
     frames = rows // frame_rows
     most = max(1, most_bytes // (row_bytes * frame_rows))
+    if frames <= most:
+        return [0, rows]
     each = -(-frames // -(-frames // most))
-    return [*range(0, rows, each * frame_rows), rows]
+    # torch.compile keeps sizes dynamic in products, but not in the step of a range.
+    return [*(n * each * frame_rows for n in range(-(-frames // each))), rows]
 
 
 def ragged_chunk_offsets(packed: PackedRows, row_bytes: int, most_bytes: int) -> list[int]:

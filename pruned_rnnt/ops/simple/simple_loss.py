@@ -193,8 +193,10 @@ def simple_gradient(
     lm_in_place = am_in_place and columns == lm.shape[1]
     am_sums = None if am_in_place else am.new_empty((together, frames, width), dtype=acc)
     lm_sums = None if lm_in_place else am.new_empty((together, columns, width), dtype=acc)
-    for begin in range(0, utterances, together):
-        part = whole if together == utterances else whole.of(slice(begin, begin + together))
+    # torch.compile keeps the number of utterances dynamic, unless a range depends on it.
+    is_whole = together == utterances
+    for begin in [0] if is_whole else range(0, utterances, together):
+        part = whole if is_whole else whole.of(slice(begin, begin + together))
         count = part.am.shape[0]
         am_sum = part.grad_am if am_sums is None else am_sums[:count]
         lm_sum = part.grad_lm if lm_sums is None else lm_sums[:count]
