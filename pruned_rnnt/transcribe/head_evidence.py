@@ -137,10 +137,8 @@ def _matches(head: Spikes, path: Spikes) -> list[_Match]:
 def _move_gaps(own: list[int], one: Spikes, others: list[int], other: Spikes) -> None:
     """Move each gap between matches to where the symbols beside it are closest in time.
 
-    A gap of two symbols between matches (|), moved by three of them:
-
-        one      a b c | d e a b c x        one      a b c d e | a b c x
-        other    a b c | x                  other    a b c x -> matches the later ones
+        one     a b c a b c x            one     a b c a b c x
+        other   a b c       x    ->      other         a b c x
 
     Args:
         own, others: positions of the matches in `one`, which are changed, and in `other`.
