@@ -29,7 +29,7 @@ from pruned_rnnt.transcribe.lost_speech import (
     without_text,
 )
 from pruned_rnnt.transcribe.quiet_speech import Compared, compared
-from pruned_rnnt.transcribe.speech_energy import far_quieter_speech, speech_frames
+from pruned_rnnt.transcribe.speech_energy import speech_frames
 
 
 class _Retry(NamedTuple):
@@ -62,8 +62,7 @@ class SecondDecoding:
         if not rows:
             return {}
         parts = parts_of_batch(batch, [(row, Stretch(0, places[row].frames)) for row in rows])
-        inputs = parts.features_NTF, parts.lengths_N
-        copy = HostCopy([speech_frames(*inputs) | far_quieter_speech(*inputs)])
+        copy = HostCopy([speech_frames(parts.features_NTF, parts.lengths_N)])
         yield
         (speech_NT,) = copy.tensors()
         return {

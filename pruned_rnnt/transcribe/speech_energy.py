@@ -121,11 +121,12 @@ def speech_frames(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     levels = _levels(pooled_NPF, ends_P <= lengths_N[:, None])
     level_NT = _level(features_NTF, real_NT, levels)
     is_loud_NT = real_NT & _is_above_noise(level_NT, levels)
-    return is_loud_NT & ~_is_steady(level_NT, real_NT, _LEVEL_CHANGE)
+    is_speech_NT = is_loud_NT & ~_is_steady(level_NT, real_NT, _LEVEL_CHANGE)
+    return is_speech_NT | far_quieter_speech(features_NTF, lengths_N)
 
 
 def far_quieter_speech(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
-    """(N, T) bool on the device: speech that `speech_frames` misses, as louder speech is nearby."""
+    """(N, T) bool on the device: speech that the levels of the whole miss beside louder speech."""
     real_NT = torch.arange(features_NTF.size(1), device=features_NTF.device) < lengths_N[:, None]
     energy_NT = _smooth(features_NTF.logsumexp(dim=2) * real_NT) / _smooth(real_NT.float())
     loudest_N1 = energy_NT.masked_fill(~real_NT, -torch.inf).amax(dim=1, keepdim=True)

@@ -32,7 +32,7 @@ from pruned_rnnt.transcribe.lost_speech import (
     without_speech,
     without_text,
 )
-from pruned_rnnt.transcribe.speech_energy import far_quieter_speech, speech_frames
+from pruned_rnnt.transcribe.speech_energy import speech_frames
 
 # Symbols of the last second of audio may still come: a word may be as long, and a model delays it.
 _HOLD_FRAMES = 100
@@ -73,9 +73,9 @@ def _speech(features: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         group = features[begin : begin + most]
         lengths_N = torch.tensor([len(own_TF) for own_TF in group])
         padded_NTF = nn.utils.rnn.pad_sequence(list(group), batch_first=True)
-        inputs = to_device(padded_NTF, device).float(), to_device(lengths_N, device)
-        # Streams have no second decoding that would show what is lost in quiet speech.
-        is_speech_NT = (speech_frames(*inputs) | far_quieter_speech(*inputs)).cpu()
+        is_speech_NT = speech_frames(
+            to_device(padded_NTF, device).float(), to_device(lengths_N, device)
+        ).cpu()
         found += [own_T[: len(own_TF)] for own_T, own_TF in zip(is_speech_NT, group, strict=True)]
     return found
 
