@@ -28,8 +28,8 @@ from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS, pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig
 
-# Keys that may change after training: sections, and single settings.
-_OF_USE = ("data.", "decode.", "card.", "train.device:", "train.folder:")
+# What may change after training: sections, and single settings.
+_SECTIONS_OF_USE, _KEYS_OF_USE = ("data.", "decode.", "card."), ("train.device", "train.folder")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,12 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
         raise ConfigError(f"{folder} is a run of task {task!r}; this command is for recognisers")
     place = f"train.folder={folder}"
     config = load_config(ExperimentConfig, path, [place, *overrides], is_run=True)
-    if overrides:
+    # Few overrides need the second reading, which every start of a command would wait for.
+    if not all(_is_of_use(item.partition("=")[0]) for item in overrides):
         saved = load_config(ExperimentConfig, path, [place], is_run=True)
-        changed = [line for line in differences(saved, config) if not line.startswith(_OF_USE)]
+        changed = [
+            line for line in differences(saved, config) if not _is_of_use(line.partition(":")[0])
+        ]
         if changed:
             chunk = any(line.startswith("model.encoder.chunk_size:") for line in changed)
             advice = "; decode.chunk chooses the chunks of decoding" if chunk else ""
@@ -70,6 +73,10 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
                 f"changed after training: leave them out{advice}"
             )
     return config
+
+
+def _is_of_use(key: str) -> bool:
+    return key.startswith(_SECTIONS_OF_USE) or key in _KEYS_OF_USE
 
 
 def config_path(folder: Path) -> Path:
