@@ -8,7 +8,7 @@ V vocabulary.
 |  1 | waveform      | data/ (lhotse)                       | cut -> wave_N                       |
 |  2 | features      | data/                                | -> feats_NTF, lengths               |
 |  3 | encoder       | model/                               | -> enc_NTE, lengths                 |
-|  4 | am, lm        | model/transducer_model, predictor    | -> am_NTV, lm_NUV (trivial joiner)  |
+|  4 | am, lm        | model/speech_model, predictor        | -> am_NTV, lm_NUV (trivial joiner)  |
 |  5 | simple loss   | loss/                                | -> loss, emit and blank occupancy   |
 |  6 | bounds        | ops/pruning/prune_bounds             | -> start_NT, S                      |
 |  7 | gather        | ops/pruning/band_gather              | -> am_NTSD, lm_NTSD                 |
@@ -17,7 +17,7 @@ V vocabulary.
 | 10 | optimiser     | train/                               | step                                |
 | 11 | checkpoint    | train/engine/checkpoint              | model, optimiser, sampler, RNG, ... |
 | 12 | decoding      | decode/                              | -> hypotheses, times                |
-| 13 | scoring       | decode/scoring/wer                   | -> errors by type, WER              |
+| 13 | scoring       | decode/scoring/error_rates           | -> errors by type, WER              |
 | 14 | export        | export/                              | -> ONNX files for recognisers       |
 | 15 | alignment     | align/                               | text -> times of words and symbols  |
 

@@ -29,18 +29,17 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import Search, build_search
-from pruned_rnnt.decode.encode import Precision, encode_padded
-from pruned_rnnt.decode.encoder_passes import choose_graphs
+from pruned_rnnt.decode.build_search import Search, build_search
+from pruned_rnnt.decode.decode_config import DecodeConfig, Precision
+from pruned_rnnt.decode.encode import choose_graphs, encode_padded
+from pruned_rnnt.decode.fusion.build import NeuralScorer
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
-from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
-from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.states import TokenScorer
 from pruned_rnnt.model.kernels.available import MODES, kernel_report, set_mode
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.system.allocator import keep_freed_memory
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.documented_parser import documented_parser

@@ -21,9 +21,9 @@ import torch
 
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.decode_set import encode_batch
 from pruned_rnnt.decode.search.greedy_frames import pending_hypotheses
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.benchmark.results import commit, machine
 from scripts.documented_parser import documented_parser

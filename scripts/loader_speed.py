@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
-from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
 from scripts.benchmark.results import commit, machine

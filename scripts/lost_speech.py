@@ -32,8 +32,8 @@ import numpy as np
 import torch
 
 import pruned_rnnt
+from pruned_rnnt.decode.scoring.error_rates import Transcript, count_errors
 from pruned_rnnt.decode.scoring.error_statistics import LEAST_WORDS, lost_runs_of_pairs
-from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.lost_speech import Mark

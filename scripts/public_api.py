@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.keys import leaves
+from pruned_rnnt.config.files import leaves
 from pruned_rnnt.config.load import to_dict
 from pruned_rnnt.train.experiment import ExperimentConfig
 

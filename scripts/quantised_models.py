@@ -34,11 +34,11 @@ import torch
 
 from pruned_rnnt.data.audio.waveform import add_white_noise
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.decode.scoring.error_rates import Transcript
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.precision import QUANTISED
 from pruned_rnnt.export.verify import run_recognise
-from pruned_rnnt.quantise.measured_files import FileErrors, errors_of
+from pruned_rnnt.quantise.measurements import FileErrors, errors_of
 from pruned_rnnt.train.run import load_model, run_config
 from scripts.benchmark.results import commit, committed, machine
 

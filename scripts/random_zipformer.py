@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.rows import start_predictor
+from pruned_rnnt.decode.search.states import start_predictor
 from pruned_rnnt.model.model_config import ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.model.zipformer.config import SIZES as PAPER_SIZES
 from pruned_rnnt.model.zipformer.config import zipformer_config
 

@@ -27,7 +27,7 @@ import torch
 
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.run.measured import measurement_path, read_measurement
+from pruned_rnnt.run.results import measurement_path, read_measurement
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import run_config
 from scripts.benchmark.results import commit, machine

@@ -27,8 +27,8 @@ from pruned_rnnt.data.input.batch import AlignedWord
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.speech_dataset import aligned_words
 from pruned_rnnt.decode.emission_delay import percentile
+from pruned_rnnt.decode.scoring.error_rates import ErrorCounts, Transcript, count_errors
 from pruned_rnnt.decode.scoring.error_statistics import align_words
-from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript, count_errors
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.stream import FinalText

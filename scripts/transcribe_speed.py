@@ -42,17 +42,16 @@ from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encoder_passes import choose_passes
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.encode import choose_passes
 from pruned_rnnt.decode.search.greedy import GreedySearch
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.pretrained.load import load
 from pruned_rnnt.system.allocator import keep_freed_memory
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
-from pruned_rnnt.transcribe.inputs import AudioInput
 from pruned_rnnt.transcribe.recogniser import Recogniser
-from pruned_rnnt.transcribe.transcribe_command import run_transcribe
+from pruned_rnnt.transcribe.transcribe_command import AudioInput, run_transcribe
 from scripts.benchmark.results import FOLDER, commit, machine
 from scripts.documented_parser import documented_parser
 from scripts.random_zipformer import SIZES, random_model

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from pruned_rnnt.transcribe import audio_recogniser, batches, recogniser, transcribe_command
-from pruned_rnnt.transcribe.transcription import RecordingPath
+from pruned_rnnt.transcribe.joined_path import RecordingPath
 
 # Stage, and where the function that it consists of is looked up. `text`: from symbols on the host
 # to transcriptions; `files`: from these to files.

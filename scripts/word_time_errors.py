@@ -19,7 +19,7 @@ import torch
 from pruned_rnnt.align.utterance import AlignedUtterance, align_batches
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.timing.calibration import Calibration, read_calibration
+from pruned_rnnt.decode.calibration import Calibration, read_calibration
 from pruned_rnnt.model.speech_model import SpeechModel
 from scripts.run_and_split import load_run_and_split
 

@@ -47,13 +47,11 @@ ALLOWED = {
     "decode/search": {"loss", "model", "ops"},
     "decode/fusion": {"data", "decode/search", "model"},
     "decode/scoring": {"data/tokens"},
-    "decode/timing": {"decode/search", "model"},
     "decode": {
         "data",
         "decode/fusion",
         "decode/scoring",
         "decode/search",
-        "decode/timing",
         "model",
     },
     "run/folder": set(),
@@ -71,7 +69,7 @@ ALLOWED = {
         "train/optim",
         "train/tasks",
     },
-    "export": {"data", "decode", "interop", "licences", "model", "ops"},
+    "export": {"data", "decode", "licences", "model", "ops"},
     "transcribe": {"data", "decode", "export", "model"},
     "align": {"data", "decode", "diagnostics", "model", "run", "transcribe"},
     "pretrained": {

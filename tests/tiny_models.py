@@ -11,7 +11,7 @@ from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.fastconformer import FastConformerConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
 
 _ONE_LAYER: dict[str, Any] = {

@@ -49,7 +49,7 @@ struct JoinerGradients {
   OptionalTensor grad_weight, grad_bias;
 };
 
-// active_gradients.py.
+// active_joiner.py.
 struct ActiveChunks {
   using Fields = std::tuple<int64_t, int64_t, int64_t>;
   int64_t chunk_rows, blocks, bias_parts;

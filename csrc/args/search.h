@@ -8,7 +8,7 @@
 
 namespace pruned_rnnt {
 
-// search_model.py: tables (C,V+1,P), decoder_weight (D,P), decoder_bias (D), output_weight (V,D),
+// search_frames.py: tables (C,V+1,P), decoder_weight (D,P), decoder_bias (D), output_weight (V,D),
 // output_bias and silent (V).
 struct SearchModelArguments {
   using Fields = decltype(std::tuple_cat(std::declval<Views<6>>(),
@@ -18,10 +18,10 @@ struct SearchModelArguments {
   bool hat;
 };
 
-// greedy_frames.py: lm (N,D) and context (N,C).
+// search_frames.py: lm (N,D) and context (N,C).
 PRUNED_RNNT_VIEWS(PredictorState, 2, lm, context)
 
-// beam_frames.py: score, hash and length (N,B), lm (N,B,D), context (N,B,C).
+// search_frames.py: score, hash and length (N,B), lm (N,B,D), context (N,B,C).
 PRUNED_RNNT_VIEWS(BeamState, 5, score, hash, length, lm, context)
 
 // (N,T,B) each.

@@ -1,5 +1,5 @@
 // Contracts of the ops of joiners and their output layers that have CUDA kernels only,
-// pruned_rnnt/ops/joiner and counted_rows.py and scale.py in pruned_rnnt/ops/common.
+// pruned_rnnt/ops/joiner and matrix_products.py and autograd.py in pruned_rnnt/ops/common.
 //
 // Axes: N utterances, T frames, U symbols, R rows, D joiner dimension, V vocabulary, V' with the
 // padding of the products, K chunks.

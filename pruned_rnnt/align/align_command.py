@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pruned_rnnt.align.output import AlignmentWriter, cut_of_file, location
-from pruned_rnnt.align.sources import align_file, align_set
-from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
-from pruned_rnnt.data.input.batch_identity import BatchIdentity
+from pruned_rnnt.align.output import AlignmentPlace, AlignmentWriter, cut_of_file, location
+from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned, align_file, align_set
+from pruned_rnnt.data.input.batch import BatchIdentity
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.decode.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.run.alignments import AlignmentPlace
 from pruned_rnnt.system.console import progress_bar
 
 if TYPE_CHECKING:

@@ -26,8 +26,13 @@ from pruned_rnnt.diagnostics import (
     viterbi_alignment,
 )
 from pruned_rnnt.model.build_model import as_transducer
-from pruned_rnnt.model.speech_model import BLANK, CtcModel, SpeechModel, ctc_log_probs
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import (
+    BLANK,
+    CtcModel,
+    SpeechModel,
+    TransducerModel,
+    ctc_log_probs,
+)
 
 # Logits in memory at a time: 128 MB of float32.
 _MAX_LOGITS = 2**25

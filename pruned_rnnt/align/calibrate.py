@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
-from pruned_rnnt.data.audio.feature_kinds import FeatureKind
+from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.calibration import Calibration, Distance, fit_confidence, fit_times
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.encode import encode_batch
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
+from pruned_rnnt.decode.head_paths import head_paths
 from pruned_rnnt.decode.scoring.error_statistics import right_words
-from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.decode.timing.fit_calibration import Distance, fit_confidence, fit_times
-from pruned_rnnt.decode.timing.head_paths import head_paths
 from pruned_rnnt.decode.word_times import (
+    FEATURE_SECONDS,
     WORD_START,
     TimedToken,
+    frame_seconds,
     timed_tokens,
     timed_words,
     word_spans,

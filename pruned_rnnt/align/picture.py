@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from lhotse import CutSet
 
-from pruned_rnnt.align.best_path import TargetBatch, align_symbols, lattice_rows
-from pruned_rnnt.data.audio.feature_kinds import FeatureKind
+from pruned_rnnt.align.best_path import (
+    SymbolAlignment,
+    TargetBatch,
+    align_symbols,
+    lattice_rows,
+)
+from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.decode_set import decode_set
-from pruned_rnnt.decode.frame_times import frame_seconds
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import head_paths
-from pruned_rnnt.decode.word_times import timed_tokens, timed_words
+from pruned_rnnt.decode.head_paths import head_paths
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.decode.word_times import frame_seconds, timed_tokens, timed_words
 from pruned_rnnt.diagnostics import (
     Alignment,
     Track,
@@ -32,7 +36,7 @@ from pruned_rnnt.diagnostics import (
 )
 from pruned_rnnt.diagnostics.labels import isolated
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,16 +135,12 @@ def draw_utterance(
     symbols = batch.targets_NU[0, : int(batch.target_lengths_N[0])].tolist()
     names = tokenizer.symbols
     seconds, frame = batch.durations[0], frame_seconds(model.encoder)
-    tracks = []
-    if batch.words[0]:
-        spoken = [(w.word, w.start, w.start + w.duration) for w in batch.words[0]]
-        tracks.append(_track("spoken", spoken, frame))
-    alignment = None
-    if path is not None:
-        (head,) = head_paths(model, encoded_NTE, frames_N, [symbols])
+
+    def timed_track(name: str, ids: Sequence[int], path: SymbolAlignment) -> Track:
+        (head,) = head_paths(model, encoded_NTE, frames_N, [ids])
         tokens = timed_tokens(
             names,
-            symbols,
+            ids,
             path.frames,
             path.log_probs,
             head,
@@ -148,30 +148,24 @@ def draw_utterance(
             frame_seconds=frame,
         )
         words = timed_words(tokenizer, tokens, seconds)
-        tracks.append(_track("reference", [(w.word, w.start, w.end) for w in words], frame))
+        return _track(name, [(w.word, w.start, w.end) for w in words], frame)
+
+    tracks = []
+    if batch.words[0]:
+        spoken = [(w.word, w.start, w.start + w.duration) for w in batch.words[0]]
+        tracks.append(_track("spoken", spoken, frame))
+    alignment = None
+    if path is not None:
+        tracks.append(timed_track("reference", symbols, path))
         alignment = Alignment(torch.tensor([path.frames]), torch.tensor([path.score]))
     emissions: list[tuple[str, int]] = []
     text = ""
     if hypothesis is not None:
-        recognised, frames, scores = (
-            hypothesis.symbols,
-            hypothesis.frames,
-            hypothesis.symbol_scores,
-        )
-        (head,) = head_paths(model, encoded_NTE, frames_N, [recognised])
-        tokens = timed_tokens(
-            names,
-            recognised,
-            frames,
-            scores,
-            head,
-            durations=hypothesis.durations,
-            frame_seconds=frame,
-        )
-        words = timed_words(tokenizer, tokens, seconds)
-        tracks.append(_track("recognised", [(w.word, w.start, w.end) for w in words], frame))
-        emissions = [(names[s], at) for s, at in zip(recognised, frames, strict=True)]
-        text = tokenizer.decode(recognised)
+        ids, at, scores = hypothesis.symbols, hypothesis.frames, hypothesis.symbol_scores
+        found = SymbolAlignment(at, scores, hypothesis.score, hypothesis.durations)
+        tracks.append(timed_track("recognised", ids, found))
+        emissions = list(zip([names[symbol] for symbol in ids], at, strict=True))
+        text = tokenizer.decode(ids)
     kind = FeatureKind.of_encoder(model.encoder.config)
     return utterance_figure(
         kind.energies(batch.features_NTF[0, : int(batch.feature_lengths_N[0])]),

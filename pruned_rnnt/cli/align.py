@@ -13,6 +13,7 @@ from pruned_rnnt.cli.command import (
     add_command,
     data_of_run,
     prepare_process,
+    run_inputs,
     split_arguments,
 )
 from pruned_rnnt.system.usage_errors import UsageError
@@ -61,11 +62,10 @@ def align(options: argparse.Namespace, console: Console) -> int:
     from dataclasses import replace
 
     from pruned_rnnt.align.align_command import run_align
-    from pruned_rnnt.cli.run_inputs import run_inputs
-    from pruned_rnnt.data.input.training_durations import read_p99_duration
-    from pruned_rnnt.decode.encoder_passes import choose_passes
-    from pruned_rnnt.decode.timing.calibration import read_calibration
-    from pruned_rnnt.run.alignments import AlignmentPlace
+    from pruned_rnnt.align.output import AlignmentPlace
+    from pruned_rnnt.decode.calibration import read_calibration
+    from pruned_rnnt.decode.encode import choose_passes
+    from pruned_rnnt.train.engine.run_files import read_p99_duration
     from pruned_rnnt.train.run import load_model, run_config
 
     settings, audio = split_arguments(options.arguments)

@@ -1,4 +1,5 @@
-"""Parts that several commands share: parsers, exit codes, the run that arguments name.
+"""Parts that several commands share: parsers, exit codes, and the run that arguments name, with its
+data and the inputs of its results.
 
 A module of this folder has the options of its command and the function that runs it. Their imports
 within functions are deliberate: `pruned-rnnt --help` must not load libraries that it does not use.
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
     from pruned_rnnt.data.input.datamodule import DataModule
     from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+    from pruned_rnnt.decode.calibration import Calibration
     from pruned_rnnt.model.speech_model import SpeechModel
+    from pruned_rnnt.run.result_inputs import ResultInputs
     from pruned_rnnt.train.experiment import ExperimentConfig
+    from pruned_rnnt.train.run import LoadedModel
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 Parsers = argparse._SubParsersAction
@@ -119,4 +123,40 @@ def data_of_run(config: ExperimentConfig, tokenizer: Tokenizer) -> DataModule:
         config.data,
         tokenizer=tokenizer if config.train.init else None,
         kind=config.feature_kind,
+    )
+
+
+def run_inputs(
+    config: ExperimentConfig, loaded: LoadedModel, calibration: Calibration | None = None
+) -> ResultInputs:
+    """The inputs of a result of `config.decode.split`, without its utterances and the search.
+
+    Args:
+        calibration: of the times in the result.
+    """
+    from pruned_rnnt.model.parameter_values import fingerprint
+    from pruned_rnnt.run.result_inputs import ResultInputs
+    from pruned_rnnt.system.code_version import code_version
+    from pruned_rnnt.train.run import run_config
+
+    decode = config.decode
+    data = Path(config.data.path).resolve().name
+    own = Path(run_config(config.folder).data.path).resolve().name
+    return ResultInputs(
+        split=decode.split,
+        data=data,
+        own_data=data == own,
+        utterances="",
+        checkpoint=loaded.name,
+        model=fingerprint(loaded.model),
+        label="",
+        settings={"chunk": decode.chunk, "left": decode.left},
+        computation={
+            "device": next(loaded.model.parameters()).device.type,
+            "fused_kernels": decode.fused_kernels,
+            "cuda_graphs": decode.cuda_graphs,
+            "valid_max_duration": str(config.data.valid_max_duration),
+            "code": str(code_version()),
+            "calibration": "" if calibration is None else calibration.digest,
+        },
     )

@@ -46,7 +46,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 def decode(options: argparse.Namespace, console: Console) -> int:
     """Transcribe a prepared set with a trained model; print WER and write result files."""
     from pruned_rnnt.cli.decoding import Decoding
-    from pruned_rnnt.decode.encoder_passes import choose_passes
+    from pruned_rnnt.decode.encode import choose_passes
     from pruned_rnnt.pretrained.load import fusion_language_model
     from pruned_rnnt.train.run import load_model
 

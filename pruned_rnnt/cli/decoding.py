@@ -10,30 +10,28 @@ from typing import TYPE_CHECKING
 
 from pruned_rnnt.align.calibrate import calibrate, word_confidences
 from pruned_rnnt.align.picture import draw_utterances
-from pruned_rnnt.cli.run_inputs import run_inputs
+from pruned_rnnt.cli.command import run_inputs
 from pruned_rnnt.config.load import to_dict
-from pruned_rnnt.data.input.batch_identity import BatchIdentity
+from pruned_rnnt.data.input.batch import BatchIdentity
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.calibration import Calibration, read_calibration, save_calibration
+from pruned_rnnt.decode.decode_config import DecodeConfig, file_digests, label, result_settings
+from pruned_rnnt.decode.decode_output import (
+    hypothesis_lines,
+    language_table,
+    lost_lines,
+    unknown_lines,
+)
 from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.emission_delay import delay_lines, summary_lines, word_delays
-from pruned_rnnt.decode.frame_times import frame_seconds
-from pruned_rnnt.decode.nbest import hypothesis_lines
-from pruned_rnnt.decode.result_settings import file_digests, label, result_settings
+from pruned_rnnt.decode.scoring.error_rates import SetErrors
 from pruned_rnnt.decode.scoring.error_statistics import lost_runs, normalised_cross_entropy
-from pruned_rnnt.decode.scoring.headline import SetErrors
-from pruned_rnnt.decode.set_summary import language_table, lost_lines, unknown_lines
-from pruned_rnnt.decode.timing.calibration import (
-    Calibration,
-    read_calibration,
-    save_calibration,
-)
+from pruned_rnnt.decode.word_times import frame_seconds
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
-from pruned_rnnt.run.results import save_result
+from pruned_rnnt.run.results import ErrorRate, Measurement, save_result
 from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.train.experiment import ExperimentConfig

@@ -38,7 +38,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def ensemble(options: argparse.Namespace, console: Console) -> int:
     """Join the models of several runs, such as seeds of one training, into one."""
-    from pruned_rnnt.pretrained.ensemble_run import (
+    from pruned_rnnt.pretrained.ensemble import (
         measure_ensemble,
         validation_split,
         write_ensemble,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +20,15 @@ from pruned_rnnt.cli.command import (
     config_of_run,
 )
 from pruned_rnnt.run.folder import RunFolder
+from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.system.usage_errors import UsageError
+from pruned_rnnt.system.whole_files import appearing_together
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pruned_rnnt.decode.decode_config import DecodeConfig
+    from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.precision import QuantisedPrecision
     from pruned_rnnt.quantise.contract import Contract, MeasuredSet
     from pruned_rnnt.train.experiment import ExperimentConfig
@@ -120,18 +126,16 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def export(options: argparse.Namespace, console: Console) -> int:
     """Export a model for sherpa-onnx, icefall or NeMo, or as one file for PyTorch."""
-    from pruned_rnnt.data.input.training_durations import read_p99_duration
-    from pruned_rnnt.decode.timing.calibration import read_calibration
-    from pruned_rnnt.export.export_command import check_export, chosen_precisions, run_export
+    from pruned_rnnt.decode.calibration import read_calibration
     from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.readme import use_of_export
     from pruned_rnnt.pretrained.hub import hub_name, push
-    from pruned_rnnt.pretrained.run_card import card_of_run
-    from pruned_rnnt.system.optional_packages import require
+    from pruned_rnnt.pretrained.model_card import card_of_run
+    from pruned_rnnt.train.engine.run_files import read_p99_duration
     from pruned_rnnt.train.run import load_model
     from pruned_rnnt.train.run_chain import chain_of_run
 
-    check_export(options)
+    _check_export(options)
     repository = None
     if options.push is not None:
         require("huggingface_hub")
@@ -156,13 +160,120 @@ def export(options: argparse.Namespace, console: Console) -> int:
     check = None
     if options.calibrate is not None:
         contract = _contract(options, config, loaded)
-        check = partial(_keep_contract, contract, chosen_precisions(options))
-    exact = run_export(options, parts, folder, source, config.decode, check_quantised=check)
+        check = partial(_keep_contract, contract, _chosen_precisions(options))
+    exact = _run_export(options, parts, folder, source, config.decode, check_quantised=check)
     card.write(folder, use_of_export(folder, options.format))
     chain.write(folder)
     if repository is not None and exact:
         print(f"pushed to {push(folder, repository, private=options.private, message=source)}")
     return 0 if exact else EXIT_FAILED
+
+
+def _check_export(options: argparse.Namespace) -> None:
+    """Check the options before the model is loaded.
+
+    Raises:
+        UsageError: options exclude each other, or an audio file does not exist.
+        MissingPackageError: a package of the `export` extra is not installed.
+    """
+    precisions = _chosen_precisions(options)
+    if options.format != "onnx" and (precisions or options.fp16 or options.verify):
+        raise UsageError("--int8, --precision, --fp16 and --verify need --format onnx")
+    if options.calibrate is None and (options.measure or options.max_wer_increase is not None):
+        raise UsageError("--measure and --max-wer-increase need --calibrate DATA/SPLIT")
+    if options.calibrate is not None and not precisions:
+        raise UsageError("--calibrate needs --precision int8 or int4")
+    increase = options.max_wer_increase
+    if increase is not None and not 0 <= increase < math.inf:
+        raise UsageError(f"--max-wer-increase is {increase}, needs a percentage of at least 0")
+    if options.format == "onnx":
+        require(*ONNX_PACKAGES, *(VERIFY_PACKAGES if options.verify else ()))
+    for path in options.verify or ():
+        if not path.is_file():
+            raise UsageError(f"audio file not found: {path}")
+
+
+def _chosen_precisions(options: argparse.Namespace) -> tuple[QuantisedPrecision, ...]:
+    """The quantised precisions that the options name."""
+    from pruned_rnnt.export.precision import QUANTISED
+
+    named = {*options.precision, *(["int8"] if options.int8 else [])}
+    return tuple(name for name in QUANTISED if name in named)
+
+
+def _run_export(
+    options: argparse.Namespace,
+    parts: ModelFile,
+    folder: Path,
+    source: str,
+    decode: DecodeConfig,
+    *,
+    check_quantised: Callable[[Path], None] | None = None,
+) -> bool:
+    """Write the folder and verify it if requested; False if the exported model differs.
+
+    Args:
+        source: name of the run and checkpoint, for README and metadata.
+        check_quantised: measures and repairs the quantised files in a folder before they appear;
+            an error leaves an earlier export as it was.
+    """
+    from pruned_rnnt.export.differences import differences
+    from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
+    from pruned_rnnt.export.torch_folder import export_torch
+    from pruned_rnnt.export.verify import verify
+    from pruned_rnnt.interop.icefall_model import export_icefall
+    from pruned_rnnt.interop.nemo.exported_model import export_model
+    from pruned_rnnt.model.build_model import as_transducer
+
+    # The exporters log remarks about operators that our models do not have.
+    for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    parts = parts._replace(model=parts.model.cpu().eval())
+    model, tokenizer, *_ = parts
+    precisions = _chosen_precisions(options)
+    sizes = OnnxOptions(
+        streaming=options.streaming,
+        chunk=options.chunk,
+        left=options.left,
+        int8="int8" in precisions,
+        int4="int4" in precisions,
+        fp16=options.fp16,
+    )
+    if options.format == "torch":
+        export_torch(parts, folder, sizes, source)
+        print(f'wrote {folder}; to use it: pruned_rnnt.load("{folder}").transcribe("a.wav")')
+        return True
+    if options.format == "icefall":
+        export_icefall(as_transducer(model, "--format icefall"), tokenizer, folder)
+        print(f"wrote {folder}; for icefall's scripts: --checkpoint {folder}/pretrained.pt")
+        return True
+    if options.format == "nemo":
+        archive = folder / "model.nemo"
+        folder.mkdir(parents=True, exist_ok=True)
+        archive.unlink(missing_ok=True)
+        export_model(model, tokenizer, archive)
+        print(f"wrote {archive}")
+        return True
+    with appearing_together(folder, replacing=["*.onnx"]) as unfinished:
+        graphs = export_onnx(parts, unfinished, sizes, source, decode)
+        if check_quantised is not None:
+            check_quantised(unfinished)
+        elif precisions:
+            print(
+                f"{', '.join(precisions)}: nothing was measured: the error rate of these files is "
+                "unknown; --calibrate DATA/SPLIT measures it"
+            )
+    print(f"wrote {folder}; to use it: python {folder / 'recognise.py'} a.wav")
+    for line in differences(model, decode, streaming=options.streaming):
+        print(f"may decode differently: {line}")
+    exact = True
+    if options.verify:
+        for result in verify(model, tokenizer, graphs, folder, options.verify):
+            print("\n".join(result.lines()))
+            # Other precisions round differently: their differences are printed, but are no failure.
+            exact = exact and (result.exact or result.precision != "fp32")
+        print("verified" if exact else "NOT VERIFIED: the exported model differs, see above")
+    return exact
 
 
 def _keep_contract(
@@ -196,11 +307,11 @@ def _measured_set(
     sample: int | None = None,
 ) -> MeasuredSet:
     """The utterances of a split, named as DATA/SPLIT."""
-    from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
+    from pruned_rnnt.data.audio.features import FBANK, FeatureKind
     from pruned_rnnt.data.input.datamodule import DataModule
-    from pruned_rnnt.export.tdt_graphs import has_nemo_layout
+    from pruned_rnnt.export.nemo_graphs import has_nemo_layout
     from pruned_rnnt.quantise.contract import MeasuredSet
-    from pruned_rnnt.quantise.measured_files import utterances
+    from pruned_rnnt.quantise.measurements import utterances
 
     settings, kind = replace(config.data, path=str(path.parent)), FBANK
     needs_samples = has_nemo_layout(loaded.model)

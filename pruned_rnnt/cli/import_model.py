@@ -1,4 +1,4 @@
-"""`pruned-rnnt import`: a run from a model of NeMo, transformers or icefall."""
+"""`pruned-rnnt import`, `import-icefall`: a run from a model of NeMo, transformers or icefall."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ the files runs. Audio and prepared data then work as for a run that was trained 
 The CTC head of a hybrid model is kept; loss.ctc_scale=0 leaves it out. Settings of icefall's model
 that cannot be read from its parameters are model.encoder.key=value.
 """
+_ICEFALL_HELP = """\
+CHECKPOINT is pretrained.pt or epoch-N.pt of icefall's Zipformer transducer recipe; the averaged
+model is used if the file has one. --tokens is the recipe's bpe.model, or tokens.txt if bpe.model
+is not available. Settings that cannot be read from the parameters are model.encoder.key=value.
+  pruned-rnnt import-icefall epoch-30.pt --tokens data/lang_bpe_500/bpe.model --output exp/icefall
+  pruned-rnnt transcribe exp/icefall a.wav
+`pruned-rnnt import epoch-30.pt exp/icefall` does the same, and reads models of NeMo too.
+"""
 
 
 def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
@@ -38,12 +46,19 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
     parser = add_command(parsers, import_model, _HELP, name="import")
     parser.add_argument("source", type=Path, metavar="SOURCE", help="archive, folder or checkpoint")
     parser.add_argument("run", type=Path, metavar="RUN", help="new run folder")
-    add_icefall_arguments(parser, "icefall: bpe.model or tokens.txt, if they are not near SOURCE")
+    _add_icefall_arguments(parser, "icefall: bpe.model or tokens.txt, if they are not near SOURCE")
+    add_licence_arguments(parser, "the weights")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings")
+
+    parser = add_command(parsers, import_icefall, _ICEFALL_HELP)
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="file to import")
+    _add_icefall_arguments(parser, "bpe.model or tokens.txt (required)")
+    parser.add_argument("--output", type=Path, required=True, metavar="RUN", help="new run folder")
     add_licence_arguments(parser, "the weights")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings")
 
 
-def add_icefall_arguments(parser: argparse.ArgumentParser, tokens: str) -> None:
+def _add_icefall_arguments(parser: argparse.ArgumentParser, tokens: str) -> None:
     """The options for checkpoints of icefall, which both import commands have."""
     parser.add_argument("--tokens", type=Path, metavar="FILE", help=tokens)
     parser.add_argument(
@@ -64,7 +79,7 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.licences.arguments import licence_of
     from pruned_rnnt.licences.chain import Licence, add_origins, chain_of_weights
     from pruned_rnnt.pretrained.found_model import find_model
-    from pruned_rnnt.train.untrained_run import check_is_new
+    from pruned_rnnt.train.run import check_is_new
 
     check_is_new(options.run)
     licence = licence_of(options)
@@ -79,7 +94,7 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
         weights = found.path if found.path.is_file() else found.path / "model.safetensors"
     elif found.kind == "icefall":
         options.checkpoint, options.tokens, options.output = found.path, found.tokens, options.run
-        lines = import_icefall_run(options)
+        lines = _import_icefall_run(options)
         weights = found.path
     else:
         raise UsageError(
@@ -92,20 +107,37 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def import_icefall(options: argparse.Namespace, console: Console) -> int:
+    """Make a run from a model that icefall's Zipformer recipe trained."""
+    from pruned_rnnt.licences.arguments import licence_of
+    from pruned_rnnt.licences.chain import Licence, add_origins, chain_of_weights
+    from pruned_rnnt.train.run import check_is_new
+
+    if options.tokens is None:
+        raise UsageError("import-icefall needs --tokens FILE, the recipe's bpe.model or tokens.txt")
+    check_is_new(options.output)
+    licence = licence_of(options)
+    lines = _import_icefall_run(options)
+    stated = licence if licence != Licence() else None
+    add_origins(options.output, chain_of_weights(options.checkpoint, stated))
+    print("\n".join(lines))
+    return 0
+
+
 def _import_nemo(source: Path, output: Path, overrides: Sequence[str]) -> list[str]:
     """Write the run; returns lines about it."""
-    from pruned_rnnt.interop.nemo.imported_run import describe, read_run
-    from pruned_rnnt.train.untrained_run import save_run
+    from pruned_rnnt.interop.nemo.imported_model import describe, read_run
+    from pruned_rnnt.train.run import save_run
 
     run = read_run(source, output, overrides)
     save_run(run.model, run.tokenizer, run.config, output)
     return describe(run)
 
 
-def import_icefall_run(options: argparse.Namespace) -> list[str]:
+def _import_icefall_run(options: argparse.Namespace) -> list[str]:
     """Write the run of options.checkpoint; returns lines about it."""
-    from pruned_rnnt.interop.icefall.imported_run import describe, read_run
-    from pruned_rnnt.train.untrained_run import save_run
+    from pruned_rnnt.interop.icefall_run import describe, read_run
+    from pruned_rnnt.train.run import save_run
 
     run = read_run(
         options.checkpoint,

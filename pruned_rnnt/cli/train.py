@@ -1,4 +1,4 @@
-"""`pruned-rnnt train`, and what it shares with `finetune`."""
+"""`pruned-rnnt train` and `finetune`: train a model, from random parameters or a trained model."""
 
 from __future__ import annotations
 
@@ -30,16 +30,34 @@ _HELP = (
     "docs/tutorials/many_gpus.md):\n"
     "  torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n\n" + OVERRIDES_HELP
 )
+_FINETUNE_HELP = """\
+SOURCE is the folder of a run, a model that `pruned-rnnt export --format torch` wrote, an icefall
+checkpoint with its bpe.model or tokens.txt beside it (or finetune.tokens=FILE), or a .nemo archive
+or a folder of transformers. DATA is a folder that `pruned-rnnt prepare` wrote; for a .nemo archive,
+with --features waveform.
+  pruned-rnnt finetune exp/adults data/children
+  pruned-rnnt finetune exp/adults data/children data.old_path=data/adults data.old_share=0.25
+  pruned-rnnt finetune epoch-30.pt data/calls finetune.vocabulary=extend finetune.freeze=[encoder]
+  pruned-rnnt finetune parakeet-rnnt-0.6b.nemo data/calls
+The same command, or `pruned-rnnt train RUN`, continues after an interruption.
+
+"""
 
 
 def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
     parser = add_command(parsers, train, _HELP)
-    add_config_arguments(parser, "the settings that differ from the defaults")
+    _add_config_arguments(parser, "the settings that differ from the defaults")
     add_dry_run_arguments(parser)
     parser.add_argument("arguments", nargs="*", metavar="RUN | section.key=value")
 
+    parser = add_command(parsers, finetune, _FINETUNE_HELP + OVERRIDES_HELP)
+    parser.add_argument("source", metavar="SOURCE", help="trained model to start from")
+    parser.add_argument("data", metavar="DATA", help="prepared folder to train on")
+    _add_config_arguments(parser, "settings that differ from those of the source")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
 
-def add_config_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+
+def _add_config_arguments(parser: argparse.ArgumentParser, what: str) -> None:
     """--config, whose file has `what`, and --allow-changes."""
     parser.add_argument("--config", type=Path, metavar="CONFIG", help=what)
     parser.add_argument(
@@ -79,10 +97,26 @@ def train(options: argparse.Namespace, console: Console) -> int:
                 "--dry-run, --find-max-duration and --estimate are for recognisers only"
             )
         return 0 if run_dry_run(options, config, Console()) else EXIT_FAILED
-    return run_training(config, make_task, console, allow_changes=options.allow_changes)
+    return _run_training(config, make_task, console, allow_changes=options.allow_changes)
 
 
-def run_training(config: Any, make_task: Any, console: Console, *, allow_changes: bool) -> int:
+def finetune(options: argparse.Namespace, console: Console) -> int:
+    """Train a model further on other data, and compare error rates before and after."""
+    from pruned_rnnt.finetune.finetune_task import task_of
+    from pruned_rnnt.finetune.settings import load_finetuning
+
+    folder = options.data.removeprefix("data.path=")
+    if folder != options.data:
+        raise UsageError(
+            f"DATA is {options.data!r}, needs a folder without `data.path=`: "
+            f"`pruned-rnnt finetune {options.source} {folder}`"
+        )
+    named = [f"train.init={options.source}", f"data.path={options.data}"]
+    config, source = load_finetuning(options.config, [*named, *options.overrides])
+    return _run_training(config, task_of(source), console, allow_changes=options.allow_changes)
+
+
+def _run_training(config: Any, make_task: Any, console: Console, *, allow_changes: bool) -> int:
     """Train, and measure error rates before and after a fine-tuning; returns the exit code."""
     from pruned_rnnt.finetune.finetune_task import FinetuneTask
     from pruned_rnnt.train.engine.distributed import process_group

@@ -144,8 +144,7 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     # The libraries and the model make hundreds of thousands of objects, none of them garbage.
     with without_garbage_collection():
         from pruned_rnnt.pretrained.load import load
-        from pruned_rnnt.transcribe.microphone import microphone
-        from pruned_rnnt.transcribe.standard_input import open_samples
+        from pruned_rnnt.transcribe.live import microphone, open_samples
         from pruned_rnnt.transcribe.transcribe_command import (
             check_transcribe,
             print_live,

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from pruned_rnnt.compat.installed import attribute_of
 from pruned_rnnt.compat.k2_log_probs import (
     get_hat_logprobs_pruned,
     get_rnnt_logprobs,
@@ -44,6 +43,7 @@ from pruned_rnnt.compat.k2_recursion import (
     joint_mutual_information_recursion,
     mutual_information_recursion,
 )
+from pruned_rnnt.compat.package_names import attribute_of
 
 __all__ = [
     "do_rnnt_pruning",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.compat.package_names import named_as
 from pruned_rnnt.loss import checks
 
 in_names_of_k2 = named_as(

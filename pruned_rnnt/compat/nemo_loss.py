@@ -25,121 +25,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pruned_rnnt.compat import joint_inputs
-from pruned_rnnt.compat.argument_names import named_as
-from pruned_rnnt.compat.joint_inputs import JointInputs
-from pruned_rnnt.compat.nemo_outputs import extra_outputs, mark_outputs
-from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
+from pruned_rnnt.compat.nemo_loss_modules import NemoRNNTLoss, NemoTDTLoss, mark_outputs
 from pruned_rnnt.compat.pruned_joint import PrunedOptions, check_supported
-from pruned_rnnt.loss.checks import check_finite, check_flag
+from pruned_rnnt.loss.checks import check_flag
 
 LOSS_NAME = "pruned_rnnt"
 TDT_LOSS_NAME = "pruned_rnnt_tdt"
 _LOSS_MODULE = "nemo.collections.asr.losses.rnnt"
-
-
-_NAMES = {
-    "logits": "acts",
-    "targets": "labels",
-    "logit_lengths": "act_lens",
-    "target_lengths": "label_lens",
-}
-
-
-class NemoRNNTLoss(torch.nn.Module):
-    """The transducer loss as NeMo resolves it by name, under NeMo's argument names.
-
-    Args:
-        blank: column of the blank; NeMo passes the last one.
-        reduction: None or `none`, `mean` (over utterances), `sum`. NeMo passes none and reduces
-            the losses itself.
-        fastemit_lambda: f scales the gradient through symbols by 1 + f (FastEmit, arXiv
-            2010.11148). The value stays -log P, unless fastemit_scales_value.
-        clamp: bound of each element of d loss_n / d logits; 0 or less, or None: none.
-        fastemit_scales_value: multiply the value, not the gradient, by 1 + fastemit_lambda, as
-            warprnnt_numba does, so that logged losses compare with older runs.
-        delay_penalty: see `pruned_rnnt.rnnt_loss`; above 0 favours early symbols.
-        in_place: write the gradient over the logits, which saves as much memory as they take. For
-            joints with `log_softmax: false`, and on GPUs also with `log_softmax: null`; with
-            others, torch refuses the backward pass.
-        validate: on GPUs, synchronize and check labels and lengths as on CPUs, so that an utterance
-            without a path is an error and not a loss of +inf.
-
-    Raises:
-        TypeError, ValueError: an option that does not fit.
-    """
-
-    def __init__(
-        self,
-        blank: int,
-        reduction: str | None = "none",
-        *,
-        fastemit_lambda: float = 0.0,
-        clamp: float | None = -1.0,
-        fastemit_scales_value: bool = False,
-        delay_penalty: float = 0.0,
-        in_place: bool = False,
-        validate: bool = False,
-    ) -> None:
-        super().__init__()
-        # NeMo overwrites both from outside: SampledRNNTJoint the blank, RNNTLoss the reduction.
-        self.blank = blank
-        # Of a loss that NeMo resolved: the column that must be the last one.
-        self.last_column: int | None = None
-        self.reduction = reduction
-        self.fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
-        self.clamp = -1.0 if clamp is None else check_finite("clamp", clamp)
-        self.fastemit_scales_value = check_flag("fastemit_scales_value", fastemit_scales_value)
-        self.delay_penalty = check_finite("delay_penalty", delay_penalty)
-        self.in_place = check_flag("in_place", in_place)
-        self.validate = check_flag("validate", validate)
-
-    @named_as(_NAMES)
-    def forward(
-        self, acts: Tensor | JointInputs, labels: Tensor, act_lens: Tensor, label_lens: Tensor
-    ) -> Tensor:
-        """Transducer loss.
-
-        Args:
-            acts: (N, T, U + 1, V) logits or log-probabilities; float32, float64, float16 or
-                bfloat16; or the inputs of the joint in their place, for which in_place has no
-                effect.
-            labels: (N, U) integers.
-            act_lens, label_lens: (N,) integers.
-
-        Returns:
-            (N,) without reduction, else a scalar; float64 for float64 acts, else float32.
-
-        Raises:
-            ValueError: acts have outputs behind the blank (durations of a TDT model, big blanks);
-                and as `pruned_rnnt.rnnt_loss`.
-        """
-        extra = extra_outputs(acts) or 0
-        # A joint that samples its vocabulary moves the blank to the first column for a call.
-        if self.last_column is not None and self.blank == self.last_column:
-            extra = max(extra, acts.shape[-1] - 1 - self.last_column)
-        if extra > 0:
-            raise ValueError(
-                f"loss_name: pruned_rnnt is for joints of symbols and the blank, and this joint "
-                f"has {extra} outputs more: durations of a TDT model, whose loss is loss_name: "
-                "pruned_rnnt_tdt, or big blanks, which keep NeMo's own loss"
-            )
-        options: dict[str, Any] = {
-            "blank": self.blank,
-            "delay_penalty": self.delay_penalty,
-            "fastemit_lambda": self.fastemit_lambda,
-            "clamp": self.clamp if self.clamp > 0 else None,
-            "reduction": self.reduction or "none",
-            "validate": self.validate,
-        }
-        if self.in_place and isinstance(acts, Tensor):
-            options["in_place"] = True
-        loss = joint_inputs.rnnt_loss(acts, labels, act_lens, label_lens, **options)
-        if self.fastemit_scales_value:
-            loss = loss + self.fastemit_lambda * loss.detach()
-        return loss
 
 
 def register(*, default: bool = False, tdt: bool = False) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.compat.joint_inputs import JointInputs
-from pruned_rnnt.loss.band_loss import projection
 from pruned_rnnt.loss.checks import check_finite, check_integer, check_options
+from pruned_rnnt.loss.composed_losses import projection
 from pruned_rnnt.loss.durations import check_omega
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss

@@ -23,8 +23,8 @@ from typing import Any
 from torch import Tensor
 
 from pruned_rnnt.compat import joint_inputs
-from pruned_rnnt.compat.argument_names import named_as
 from pruned_rnnt.compat.joint_inputs import JointInputs
+from pruned_rnnt.compat.package_names import named_as
 from pruned_rnnt.compat.pruned_joint import PrunedOptions, check_supported
 from pruned_rnnt.loss.checks import check_flag, check_integers
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt.compat.argument_names import named_as
+from pruned_rnnt.compat.package_names import named_as
 
 _NAMES = {
     "logits": "acts",

@@ -9,11 +9,9 @@ show no content of a file that is not readable as YAML.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from pruned_rnnt.config.keys import did_you_mean, first_line, leaves
 
 _INTERPOLATION = "${"
 # OmegaConf has this bound for files, whose lists can repeat each other as those of a checkpoint.
@@ -96,7 +94,7 @@ def parse_override(item: str) -> Any:
         raise _interpolation(source, key) from error
     except Exception as error:
         raise ConfigError(f"{source} cannot be read: {first_line(error)}") from error
-    return without_interpolation(values, source)
+    return _without_interpolation(values, source)
 
 
 def plain_values(values: Mapping[str, Any], source: str) -> Any:
@@ -115,10 +113,10 @@ def plain_values(values: Mapping[str, Any], source: str) -> Any:
         raise _interpolation(source, str(error.full_key)) from error
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: {first_line(error)}") from error
-    return without_interpolation(layer, source)
+    return _without_interpolation(layer, source)
 
 
-def without_interpolation(values: Any, source: str) -> Any:
+def _without_interpolation(values: Any, source: str) -> Any:
     """The values themselves.
 
     Raises:
@@ -178,4 +176,25 @@ def _read_yaml(path: Path) -> Any:
         raise ConfigError(f"{where}: not readable as YAML: {reason}") from error
     if not isinstance(values, DictConfig):
         raise ConfigError(f"{path}: expected `key: value` lines at the top level")
-    return without_interpolation(values, str(path))
+    return _without_interpolation(values, str(path))
+
+
+def leaves(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Flat `{"section.key": value}` of nested values."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{key}.{rest}": leaf for rest, leaf in leaves(value).items()})
+        else:
+            flat[str(key)] = value
+    return flat
+
+
+def did_you_mean(guesses: Iterable[str]) -> str:
+    """The end of a message: the first guess, if there is one."""
+    return next((f"; did you mean '{guess}'?" for guess in guesses), "")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; OmegaConf's errors have more, about its own types."""
+    return next(iter(str(error).splitlines()), type(error).__name__).strip()

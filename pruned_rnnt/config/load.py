@@ -1,10 +1,12 @@
 """Configuration: defaults in frozen dataclasses <- YAML file <- `section.key=value`.
 
-Only this module, config_files and config_keys use OmegaConf. A configuration class is a frozen,
-keyword-only dataclass beside the code that it configures; nested ones make sections. A YAML file
-holds differences from the defaults only, and may extend another file of its folder with
-`base: other.yaml`. If a file or an override chooses another `kind` of a section, the settings that
-earlier files have there do not count, because they are those of the other kind.
+Only this module and `config.files` use OmegaConf. A configuration class is a frozen, keyword-only
+dataclass beside the code that it configures; nested ones make sections. A YAML file holds
+differences from the defaults only, and may extend another file of its folder with `base:
+other.yaml`. If a file or an override chooses another `kind` of a section, the settings that earlier
+files have there do not count, because they are those of the other kind.
+
+`start` is everywhere the OmegaConf structure of the defaults, which knows keys and types.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import copy
 import dataclasses
 import difflib
 import functools
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -22,11 +24,13 @@ from pruned_rnnt.config.files import (
 )
 from pruned_rnnt.config.files import (
     config_file,
+    did_you_mean,
+    first_line,
+    leaves,
     parse_override,
     plain_values,
     read_with_bases,
 )
-from pruned_rnnt.config.keys import did_you_mean, first_line, fits, leaves, unknown_key, wrong_value
 
 ConfigT = TypeVar("ConfigT")
 
@@ -151,9 +155,9 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
         try:
             merged = OmegaConf.unsafe_merge(merged, values)
         except ConfigKeyError as error:
-            raise ConfigError(unknown_key(start, source, str(error.full_key))) from error
+            raise ConfigError(_unknown_key(start, source, str(error.full_key))) from error
         except (OmegaConfBaseException, TypeError) as error:
-            raise ConfigError(wrong_value(start, source, values, error)) from error
+            raise ConfigError(_wrong_value(start, source, values, error)) from error
     try:
         return cast(ConfigT, OmegaConf.to_object(merged))
     # Configuration classes raise ValueError for values out of range.
@@ -172,7 +176,7 @@ def _restore_words(start: Any, values: Any) -> None:
         if value is None and OmegaConf.select(start, key) == "":
             OmegaConf.update(values, key, "")
         word = "on" if value else "off"
-        if isinstance(value, bool) and not fits(start, key, value) and fits(start, key, word):
+        if isinstance(value, bool) and not _fits(start, key, value) and _fits(start, key, word):
             OmegaConf.update(values, key, word)
 
 
@@ -286,3 +290,77 @@ def _sections(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:
         is_section = isinstance(section, type) and dataclasses.is_dataclass(section)
         if is_section and "kinds" not in field.metadata:
             yield from _sections(cast(type, section), f"{prefix}{field.name}.")
+
+
+def _fits(start: Any, key: str, value: Any) -> bool:
+    """True if the leaf `section.key` can have the value."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    section, _, name = key.rpartition(".")
+    try:
+        # The section alone: a merge copies all that it begins with.
+        OmegaConf.merge(OmegaConf.select(start, section) if section else start, {name: value})
+    # ValueError: there is no such section; TypeError: a mapping where a list belongs.
+    except (OmegaConfBaseException, ValueError, TypeError):
+        return False
+    return True
+
+
+def _unknown_key(start: Any, source: str, full_key: str) -> str:
+    """The message about a key that the defaults do not have."""
+    known = list(leaves(start)) + _section_names(start)
+    leaf = full_key.rpartition(".")[2]
+    guesses = difflib.get_close_matches(full_key, known, n=1, cutoff=0.6)
+    if not guesses:
+        by_leaf = {key.rpartition(".")[2]: key for key in known}
+        guesses = [by_leaf[m] for m in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.6)]
+    return f"{source}: unknown key '{full_key}'{did_you_mean(guesses)}"
+
+
+def _wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
+    """The message about a wrong value, with its key, which OmegaConf's own error may lack."""
+    # A TypeError has no key.
+    key = getattr(error, "full_key", None) or _first_bad_key(start, values) or "(unknown key)"
+    return f"{source}: '{key}': {_reason(start, values, key.partition('=')[0], error)}"
+
+
+def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
+    """Why a value is wrong, without the types of OmegaConf that its own message names."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        wanted, given = OmegaConf.select(start, key), OmegaConf.select(values, key)
+    except OmegaConfBaseException:  # a key below a list
+        wanted = given = None
+    if isinstance(wanted, Mapping):
+        inner = next(iter(leaves(wanted)), "key")
+        return f"is a section: set the keys in it, such as {key}.{inner}"
+    if _is_list(wanted) and not _is_list(given):
+        return f"needs a list, such as {key}=[{'a, b' if given is None else given}]"
+    reason = first_line(error)
+    if "ListConfig" in reason:
+        return "takes one value, not a list"
+    return "needs a value, got none" if "'None'" in reason else reason
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _first_bad_key(start: Any, values: Any) -> str | None:
+    """The first leaf that cannot be merged, as `key=value`."""
+    from omegaconf import OmegaConf
+
+    plain: Any = OmegaConf.to_container(values) if OmegaConf.is_config(values) else values
+    for key, value in leaves(plain).items():
+        if not _fits(start, key, value):
+            return f"{key}={value}"
+    return None
+
+
+def _section_names(start: Any) -> list[str]:
+    """Names of all sections: the prefixes of the leaves."""
+    parts = [key.split(".") for key in leaves(start)]
+    return sorted({".".join(part[:end]) for part in parts for end in range(1, len(part))})

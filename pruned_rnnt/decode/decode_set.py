@@ -1,34 +1,23 @@
-"""Decode a split: build the search of a configuration; texts, times and real-time factor."""
+"""Decode a split: texts, times and real-time factor."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
-from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.build_search import Search, build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import encode_batch
-from pruned_rnnt.decode.fusion.build import build_scorers
-from pruned_rnnt.decode.scoring.wer import Transcript
-from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
-from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
-from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
-from pruned_rnnt.decode.search.hypothesis import DeviceSearch, Hypothesis, Pending
-from pruned_rnnt.decode.search.stream_search import StreamSearch
-from pruned_rnnt.decode.search.tdt_beam import DEFAULT_ROUNDS, TdtBeamSearch
-from pruned_rnnt.decode.timing.head_paths import HeadPath, head_paths
-from pruned_rnnt.model.build_model import as_transducer
+from pruned_rnnt.decode.head_paths import HeadPath, head_paths
+from pruned_rnnt.decode.scoring.error_rates import Transcript
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.model.language_model import LanguageModel
-from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
-
-# (N, T, E) encoder output and (N,) lengths -> hypotheses of each utterance, best first.
-Search = Callable[[Tensor, Tensor], list[list[Hypothesis]]]
-_STREAM_METHODS = ("greedy", "modified_beam", "ctc_greedy")
+from pruned_rnnt.model.speech_model import SpeechModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,106 +65,6 @@ class DecodedSet:
     def real_time_factor(self) -> float:
         """Seconds of computation per second of audio."""
         return self.search_seconds / max(self.audio_seconds, 1e-9)
-
-
-def build_search(
-    model: SpeechModel,
-    config: DecodeConfig,
-    tokenizer: Tokenizer | None = None,
-    language_model: LanguageModel | None = None,
-) -> Search:
-    """Build the search of a configuration; one search can decode many batches.
-
-    Args:
-        model: in evaluation mode; do not move or replace its parameters while using the search.
-        tokenizer: required if `config.fusion` has a language model or hotwords.
-        language_model: the model that `config.fusion.lm` names.
-
-    Raises:
-        ValueError, FileNotFoundError: as the searches and scorers.
-    """
-    silent = [UNKNOWN_ID] if config.skip_unknown and model.vocab_size > UNKNOWN_ID else []
-    fusion = config.fusion
-    if config.method == "ctc_prefix_beam":
-        return CtcPrefixBeamSearch(
-            model,
-            beam_size=config.beam_size,
-            num_best=config.num_best,
-            silent_symbols=silent,
-            scorers=build_scorers(fusion, tokenizer, language_model),
-        )
-    if config.method == "ctc_greedy" or (config.method == "greedy" and isinstance(model, CtcModel)):
-        return _OneBest(CtcGreedySearch(model, silent_symbols=silent))
-    transducer = as_transducer(model, f"decode.method={config.method}")
-    if config.method == "modified_beam" and transducer.loss_config.durations:
-        if fusion.ilm_scale:
-            raise ValueError(
-                f"decode.fusion.ilm_scale is {fusion.ilm_scale}, which needs a model trained with "
-                "loss.hat=true, and this one has loss.durations"
-            )
-        return TdtBeamSearch(
-            transducer,
-            beam_size=config.beam_size,
-            num_best=config.num_best,
-            length_norm=config.length_norm,
-            max_symbols_per_frame=config.max_symbols_per_frame or DEFAULT_ROUNDS,
-            silent_symbols=silent,
-            scorers=build_scorers(fusion, tokenizer, language_model),
-        )
-    if config.method == "modified_beam":
-        return ModifiedBeamSearch(
-            transducer,
-            beam_size=config.beam_size,
-            num_best=config.num_best,
-            length_norm=config.length_norm,
-            silent_symbols=silent,
-            scorers=build_scorers(fusion, tokenizer, language_model),
-            ilm_scale=fusion.ilm_scale,
-        )
-    return _OneBest(new_greedy_search(transducer, silent, config.max_symbols_per_frame))
-
-
-def build_stream_search(
-    model: SpeechModel,
-    config: DecodeConfig,
-    tokenizer: Tokenizer | None = None,
-    language_model: LanguageModel | None = None,
-) -> StreamSearch:
-    """Build the search of a configuration for streams; arguments as for `build_search`.
-
-    Raises:
-        ValueError: as `build_search`; and for methods that need whole utterances.
-    """
-    if config.method not in _STREAM_METHODS:
-        raise ValueError(
-            f"decode.method is {config.method}, which needs whole utterances: a stream needs one "
-            f"of {', '.join(_STREAM_METHODS)}"
-        )
-    found: object = build_search(model, config, tokenizer, language_model)
-    search = found.search if isinstance(found, _OneBest) else found
-    assert isinstance(search, StreamSearch)
-    return search
-
-
-class _OneBest(DeviceSearch[list[list[Hypothesis]]]):
-    """The results of a search that finds one hypothesis, in lists."""
-
-    def __init__(self, search: DeviceSearch[list[Hypothesis]]) -> None:
-        self.search = search
-
-    def launch(self, encoded_NTE: Tensor, lengths: Tensor) -> Pending[list[list[Hypothesis]]]:
-        found = self.search.launch(encoded_NTE, lengths)
-        return found.map(lambda hypotheses: [[best] for best in hypotheses])
-
-
-def launch_search(
-    search: Search, encoded_NTE: Tensor, lengths: Tensor
-) -> Pending[list[list[Hypothesis]]]:
-    """Launch a search; those that need the host in between wait for their results here."""
-    if isinstance(search, DeviceSearch):
-        return search.launch(encoded_NTE, lengths)
-    found = search(encoded_NTE, lengths)
-    return Pending((), lambda _: found)
 
 
 def search_batch(model: SpeechModel, batch: Batch, search: Search) -> list[list[Hypothesis]]:

@@ -17,10 +17,9 @@ import numpy as np
 
 from pruned_rnnt.data.input.batch import AlignedWord
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS, frame_seconds
 from pruned_rnnt.decode.scoring.error_statistics import align_words
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.word_times import word_spans
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS, FRAME_SECONDS, frame_seconds, word_spans
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import WHOLE, Encoder, StreamingEncoder
 from pruned_rnnt.model.encoder_kinds import stream_encoder
@@ -112,7 +111,7 @@ def percentile(seconds: Sequence[float], percent: float) -> float:
     return float(np.percentile(seconds, percent)) if len(seconds) else float("nan")
 
 
-def delay_line(seconds: Sequence[float], first: Sequence[bool], last: Sequence[bool]) -> str:
+def _delay_line(seconds: Sequence[float], first: Sequence[bool], last: Sequence[bool]) -> str:
     """The percentiles of all words, and of the first and the last words of utterances, in ms."""
     parts = []
     for name, chosen in (
@@ -138,7 +137,7 @@ def summary_lines(
     if not delays:
         return []
     seconds = [delay.seconds for delay in delays]
-    lines = [f"emission delay: {delay_line(seconds, *flags)}"]
+    lines = [f"emission delay: {_delay_line(seconds, *flags)}"]
     if encoder.config.causal and sizes[0] != WHOLE:
         own = encoder.config.stream_sizes
         stream = stream_encoder(
@@ -146,7 +145,7 @@ def summary_lines(
         )
         in_stream = [delay.in_stream(stream) for delay in delays]
         chunk = stream.chunk_size * frame_seconds(encoder)
-        lines.append(f"in streams of {chunk:.2f} s chunks: {delay_line(in_stream, *flags)}")
+        lines.append(f"in streams of {chunk:.2f} s chunks: {_delay_line(in_stream, *flags)}")
         median = percentile(seconds, 50)
         advice = _advice_if_early(encoder)
         if median < _EARLY_SECONDS and advice:

@@ -1,4 +1,6 @@
-"""Times in seconds of tokens and words, from the encoder frames of symbols, and their CTM lines."""
+"""Times in seconds of encoder frames, and of tokens and words from the frames of their symbols; CTM
+lines.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,25 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FRAME_SECONDS
-from pruned_rnnt.decode.timing.calibration import Calibration, SymbolTimes
-from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.decode.calibration import Calibration, SymbolTimes
+from pruned_rnnt.decode.head_paths import HeadPath
+from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 
+FEATURE_SECONDS = 0.01
+# Of most encoders; `frame_seconds` has that of any.
+FRAME_SECONDS = FEATURE_SECONDS * SUBSAMPLING_FACTOR
 WORD_START = "▁"
 # Without a calibration: models emit the last symbol of a word before the word ends. With this
 # addition, word ends of the synthetic corpus had a mean error of 164 ms, without it 254 ms.
 _TAIL_SECONDS = 0.2
 # With one: nothing is said for so long between two words; shorter gaps are errors of the times.
 _PAUSE_SECONDS = 0.15
+
+
+def frame_seconds(encoder: Encoder) -> float:
+    """Seconds of a frame of the encoder: 0.04, or 0.08 of a FastConformer."""
+    return FEATURE_SECONDS * encoder.subsampling_factor
 
 
 class TimedToken(NamedTuple):
@@ -228,7 +239,7 @@ def ctm_name(name: str) -> str:
     return "_".join(name.split())
 
 
-def ctm_line(name: str, word: str, start: float, end: float, confidence: float) -> str:
+def _ctm_line(name: str, word: str, start: float, end: float, confidence: float) -> str:
     """`name channel start duration word confidence`; spaces in name and word become underscores."""
     times = f"{start:.3f} {end - start:.3f}"
     return f"{ctm_name(name)} 1 {times} {ctm_name(word)} {confidence:.4f}"
@@ -236,4 +247,4 @@ def ctm_line(name: str, word: str, start: float, end: float, confidence: float) 
 
 def ctm_text(name: str, items: Iterable[tuple[str, float, float, float]]) -> str:
     """The lines of one recording; items are (word, start, end, confidence) in order of time."""
-    return "".join(f"{ctm_line(name, *item)}\n" for item in items)
+    return "".join(f"{_ctm_line(name, *item)}\n" for item in items)

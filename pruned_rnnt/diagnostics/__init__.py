@@ -13,19 +13,25 @@ For lattices with durations there are `tdt_log_prob_rows`, `tdt_viterbi_alignmen
 `occupancy_of_tdt_rows`; `lattice_occupancy` takes the rows of either.
 """
 
-from pruned_rnnt.diagnostics.alignment import Alignment, viterbi_alignment
-from pruned_rnnt.diagnostics.delay import SymbolDelay, mean_symbol_delay
-from pruned_rnnt.diagnostics.figure import lattice_figure
-from pruned_rnnt.diagnostics.log_prob_rows import LogProbRows, log_prob_rows, occupancy_of_rows
-from pruned_rnnt.diagnostics.mass import BandEdgeMass, RetainedMass, band_edge_mass, retained_mass
-from pruned_rnnt.diagnostics.tdt_rows import (
+from pruned_rnnt.diagnostics.emission_times import (
+    Alignment,
+    SymbolDelay,
     TdtAlignment,
+    mean_symbol_delay,
+    tdt_viterbi_alignment,
+    viterbi_alignment,
+)
+from pruned_rnnt.diagnostics.figure import lattice_figure
+from pruned_rnnt.diagnostics.log_prob_rows import (
+    LogProbRows,
     TdtLogProbRows,
     lattice_occupancy,
+    log_prob_rows,
+    occupancy_of_rows,
     occupancy_of_tdt_rows,
     tdt_log_prob_rows,
-    tdt_viterbi_alignment,
 )
+from pruned_rnnt.diagnostics.mass import BandEdgeMass, RetainedMass, band_edge_mass, retained_mass
 from pruned_rnnt.diagnostics.utterance_figure import Track, utterance_figure
 
 __all__ = [

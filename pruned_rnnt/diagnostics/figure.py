@@ -1,9 +1,10 @@
-"""A picture of one utterance's lattice: occupancy, pruning band and alignment.
+"""A picture of one utterance's lattice, in the style of all pictures: occupancy, pruning band and
+alignment, and for TDT a strip of the durations with which paths leave each frame.
 
 It uses matplotlib's object interface: no pyplot, no global state, no display. matplotlib is
 imported when the first figure is drawn.
 
-Axes: N batch, T frames, U symbols.
+Axes: N batch, T frames, U symbols, K durations.
 """
 
 from __future__ import annotations
@@ -14,17 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from pruned_rnnt.diagnostics.alignment import Alignment
 from pruned_rnnt.diagnostics.arguments import checked_occupancy
-from pruned_rnnt.diagnostics.axes import (
-    FRAME,
-    INK,
-    PAPER,
-    add_colour_bar,
-    add_seconds,
-    plain_axes,
-)
-from pruned_rnnt.diagnostics.durations import draw_durations, duration_shares, strip_height
+from pruned_rnnt.diagnostics.emission_times import Alignment
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.loss.bounds import check_bounds_type
 from pruned_rnnt.loss.checks import check_integer, check_tensor
@@ -36,6 +28,10 @@ if TYPE_CHECKING:
 
     from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
 
+PAPER = "#ffffff"
+INK = "#20242c"
+FAINT_INK = "#6b7280"
+_FRAME = "#d4d7dd"
 _BAND = "#f08c00"
 _BAND_TINT = "#fff5e6"
 PATH = "#c2255c"
@@ -45,6 +41,8 @@ _COLOURS = ("#e4f4f300", "#cfe9e8c0", "#9fd3d0", "#4aa5a8", "#1b6f7d", "#123f55"
 _GAMMA = 0.45
 _MAX_TOKEN_LABELS = 48
 _MOST_OF_TITLE = 300
+# Inches that a strip adds to a picture: for its frame, and for each duration.
+_STRIP_INCHES, _DURATION_INCHES = 0.45, 0.13
 
 
 def lattice_figure(
@@ -91,21 +89,21 @@ def lattice_figure(
 
     node_TU = lattice_visits(occupancy, index, logit_length, target_length)
     width, height = lattice_size(*node_TU.shape)
-    strip = strip_height(durations) if durations else 0.0
+    strip = _strip_height(durations) if durations else 0.0
     figure = Figure(figsize=(width, height + strip), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     figure.set_facecolor(PAPER)
     if durations:
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(height, strip))
         frames, columns = node_TU.shape
-        shares_KT = duration_shares(cast("TdtOccupancy", occupancy), index, frames, columns - 1)
-        draw_durations(below, shares_KT, durations, INK)
+        shares_KT = _duration_shares(cast("TdtOccupancy", occupancy), index, frames, columns - 1)
+        _draw_durations(below, shares_KT, durations)
         plain_axes(below)
     else:
         axes = figure.add_subplot()
     image = draw_lattice(axes, node_TU, bounds, alignment, index=index, tokens=tokens)
     if frame_seconds is not None:
-        add_seconds(axes, frame_seconds)
+        _add_seconds(axes, frame_seconds)
     if title is not None:
         axes.set_title(
             printable(title, _MOST_OF_TITLE), color=INK, fontsize=10.5, loc="left", pad=8
@@ -284,7 +282,80 @@ def _decorate(axes: Axes, frame_count: int, columns: int, tokens: Sequence[str] 
             frameon=True,
             framealpha=0.92,
             labelcolor=INK,
-            edgecolor=FRAME,
+            edgecolor=_FRAME,
             fancybox=False,
             borderpad=0.7,
         )
+
+
+def _duration_shares(
+    occupancy: TdtOccupancy, index: int, logit_length: int, target_length: int
+) -> Tensor:
+    """(K, T_n): the expected number of arcs with each duration that leave each frame.
+
+    For durations above 0 this is the share of the paths that take such an arc. For duration 0 it
+    may exceed 1, because a path may take several such arcs in one frame.
+    """
+    arcs_TUK = occupancy.durations[index, :logit_length, : target_length + 1]
+    return arcs_TUK.detach().to("cpu").double().nan_to_num(0.0).sum(dim=1).T
+
+
+def _strip_height(durations: Sequence[int]) -> float:
+    """In inches."""
+    return _STRIP_INCHES + _DURATION_INCHES * len(durations)
+
+
+def _draw_durations(axes: Axes, shares_KT: Tensor, durations: Sequence[int]) -> None:
+    """Draw the shares as an image: encoder frames as x, a row for each duration, long ones on top.
+
+    Raises:
+        ValueError: the numbers of durations differ.
+    """
+    if len(durations) != shares_KT.size(0):
+        raise ValueError(
+            f"durations has {len(durations)} elements; the occupancy has {shares_KT.size(0)}"
+        )
+    order = sorted(range(len(durations)), key=lambda n: durations[n])
+    axes.imshow(
+        shares_KT[order].clamp(0.0, 1.0).numpy(),
+        origin="lower",
+        aspect="auto",
+        interpolation="nearest",
+        cmap="Greys",
+        vmin=0.0,
+        vmax=1.0,
+    )
+    axes.set_yticks(range(len(order)), [str(durations[n]) for n in order])
+    axes.set_ylabel("duration", color=INK, fontsize=9)
+
+
+def plain_axes(axes: Axes) -> None:
+    """Set the style that all pictures share."""
+    axes.set_facecolor(PAPER)
+    for spine in axes.spines.values():
+        spine.set_color(_FRAME)
+    axes.tick_params(colors=FAINT_INK, labelsize=8, length=2.5)
+
+
+def _add_seconds(axes: Axes, frame_seconds: float) -> None:
+    """Add an axis of seconds above that of encoder frames."""
+    import numpy as np
+
+    seconds = axes.secondary_xaxis(
+        "top",
+        functions=(
+            lambda frames: np.asarray(frames) * frame_seconds,
+            lambda seconds: np.asarray(seconds) / frame_seconds,
+        ),
+    )
+    seconds.set_xlabel("seconds", color=FAINT_INK, fontsize=8)
+    seconds.tick_params(colors=FAINT_INK, labelsize=7, length=2.5)
+    seconds.spines["top"].set_color(_FRAME)
+
+
+def add_colour_bar(figure: Figure, image: Any, axes: Axes) -> None:
+    """Add a colour bar that explains the tints of a lattice."""
+    bar = figure.colorbar(image, ax=axes, pad=0.012, aspect=32, ticks=[0.0, 0.01, 0.1, 0.3, 0.6, 1])
+    bar.set_label("probability that a path visits the node", color=FAINT_INK, fontsize=8)
+    bar.ax.tick_params(labelsize=7, colors=FAINT_INK, length=2)
+    bar.outline.set_visible(False)

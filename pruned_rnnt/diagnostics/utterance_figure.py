@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from pruned_rnnt.diagnostics.alignment import Alignment
-from pruned_rnnt.diagnostics.axes import FAINT_INK, INK, PAPER, add_colour_bar, plain_axes
-from pruned_rnnt.diagnostics.figure import PATH, draw_lattice, lattice_size, lattice_visits
+from pruned_rnnt.diagnostics.emission_times import Alignment
+from pruned_rnnt.diagnostics.figure import (
+    FAINT_INK,
+    INK,
+    PAPER,
+    PATH,
+    add_colour_bar,
+    draw_lattice,
+    lattice_size,
+    lattice_visits,
+    plain_axes,
+)
 from pruned_rnnt.diagnostics.labels import columns, is_mark, printable, use_fonts_of_labels
 from pruned_rnnt.system.optional_packages import require
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.search.tdt_greedy import SHERPA_MAX_SYMBOLS
-from pruned_rnnt.export.tdt_graphs import has_nemo_layout
+from pruned_rnnt.export.nemo_graphs import has_nemo_layout
 from pruned_rnnt.model.predictor import StatelessPredictor
-from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel, TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 
 _BEAM_SIZE = 4

@@ -12,7 +12,7 @@ Inputs and outputs are bound by position, in the order that sherpa-onnx expects 
 
 The projections to the joiner's width are part of encoder and decoder. A model of a CTC head alone
 is one graph, `model`: the encoder with log-probabilities (N,T',V) as its output. Floats are
-float32, all integers int64. Models with durations have other ONNX files, see `tdt_graphs`.
+float32, all integers int64. Models with durations have other ONNX files, see `nemo_graphs`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.export.onnx_layers import tidy
+from pruned_rnnt.export.precision import tidy
 from pruned_rnnt.export.streaming_graphs import output_layer, streaming_graph
-from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel, TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 from pruned_rnnt.system.usage_errors import ExportError
 

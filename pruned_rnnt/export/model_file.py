@@ -22,7 +22,7 @@ import torch
 
 from pruned_rnnt.config.load import from_dict, to_dict
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.decode.calibration import Calibration
 from pruned_rnnt.licences.chain import Chain, chain_from
 from pruned_rnnt.model.build_model import build_model, fitted_model
 from pruned_rnnt.model.linear import transpose_in_memory

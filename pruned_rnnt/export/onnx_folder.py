@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.graphs import (
     Graph,
@@ -28,7 +28,16 @@ from pruned_rnnt.export.graphs import (
     write_onnx,
 )
 from pruned_rnnt.export.model_file import ModelFile, check_tokens
-from pruned_rnnt.export.nemo_streaming_graphs import nemo_stream
+from pruned_rnnt.export.nemo_graphs import (
+    TdtEncoderGraph,
+    check_tdt_export,
+    decoder_and_joiner,
+    has_nemo_layout,
+    nemo_stream,
+    tdt_encoder,
+    tdt_metadata,
+    tdt_tokens,
+)
 from pruned_rnnt.export.precision import (
     QUANTISED,
     QuantisedPrecision,
@@ -37,22 +46,12 @@ from pruned_rnnt.export.precision import (
 )
 from pruned_rnnt.export.stream_sizes import stream_sizes, tail_seconds
 from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
-from pruned_rnnt.export.tdt_graphs import (
-    TdtEncoderGraph,
-    check_tdt_export,
-    decoder_and_joiner,
-    has_nemo_layout,
-    tdt_encoder,
-    tdt_metadata,
-    tdt_tokens,
-)
 from pruned_rnnt.licences.chain import Chain
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.ensemble_encoder import has_encoder
 from pruned_rnnt.model.fastconformer import FastConformer
-from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder
-from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel, TransducerModel
+from pruned_rnnt.model.transformers_encoder import TransformersEncoder
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, require
 from pruned_rnnt.system.usage_errors import ExportError
@@ -306,3 +305,13 @@ def add_metadata(path: Path, values: Mapping[str, str]) -> None:
     old = {each.key: each.value for each in model.metadata_props}
     onnx.helper.set_model_props(model, {**old, **values})
     onnx.save(model, path)
+
+
+def onnx_session(model: Path | bytes, threads: int = 0) -> Any:
+    """An onnxruntime session of a file or its bytes on the CPU; 0 threads: onnxruntime decides."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

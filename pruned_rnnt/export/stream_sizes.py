@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, frame_seconds
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.speech_model import SpeechModel

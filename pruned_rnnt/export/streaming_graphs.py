@@ -29,11 +29,10 @@ from torch import Tensor, nn
 from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.encoder import StreamingEncoder
 from pruned_rnnt.model.encoder_kinds import stream_encoder
-from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel, TransducerModel
 from pruned_rnnt.model.zipformer.embedding import EMBEDDING_RATE
-from pruned_rnnt.model.zipformer.state import LayerState, ZipformerState
-from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
+from pruned_rnnt.model.zipformer.layer import LayerState
+from pruned_rnnt.model.zipformer.zipformer import StreamingZipformer, ZipformerState
 
 
 def output_layer(model: SpeechModel) -> nn.Module:

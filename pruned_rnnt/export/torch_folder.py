@@ -20,8 +20,8 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.model.ensemble_encoder import has_encoder
 from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.predictor import StatelessPredictor
-from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
+from pruned_rnnt.model.transformers_encoder import TransformersEncoder
 from pruned_rnnt.system.usage_errors import ExportError
 
 

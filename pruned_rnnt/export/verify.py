@@ -18,28 +18,25 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_file import read_audio
-from pruned_rnnt.data.audio.feature_kinds import FeatureKind
-from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.features import SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, WORD_START, Tokenizer
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.export.differences import SHERPA_MAX_NEMO_SYMBOLS
-from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.graphs import Graph
-from pruned_rnnt.export.nemo_streaming_graphs import StreamingNemoGraph
-from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
-from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
-from pruned_rnnt.export.tdt_features import has_floor, sherpa_features
-from pruned_rnnt.export.tdt_graphs import (
+from pruned_rnnt.export.nemo_graphs import (
     LstmDecoderGraph,
+    StreamingNemoGraph,
     TdtDecoderGraph,
     TdtEncoderGraph,
     has_nemo_layout,
     has_normalised_features,
 )
-from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name, onnx_session
+from pruned_rnnt.export.streaming_graphs import StreamingEncoderGraph
+from pruned_rnnt.export.tdt_features import has_floor, sherpa_features
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel, TransducerModel
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.system.usage_errors import ExportError
 
@@ -194,6 +191,33 @@ def run_recognise(
             f"{messages[-1]}"
         )
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+class Pair:
+    """A graph in torch and its file in onnxruntime, on the same inputs.
+
+    largest: the largest difference of each output so far.
+    """
+
+    def __init__(self, graph: Graph, folder: Path, precision: str) -> None:
+        self.graph = graph
+        self.file = file_name(graph.name, precision)
+        self.session = onnx_session(folder / self.file, torch.get_num_threads())
+        self.largest = dict.fromkeys(graph.output_names, 0.0)
+
+    @torch.inference_mode()
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run both and record the largest differences; returns torch's outputs."""
+        outputs = self.graph.module(*inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        feeds = {
+            name: value.numpy() for name, value in zip(self.graph.input_names, inputs, strict=True)
+        }
+        names = self.graph.output_names
+        for name, mine, other in zip(names, outputs, self.session.run(None, feeds), strict=True):
+            difference = np.abs(mine.numpy().astype(np.float64) - other)
+            self.largest[name] = max(self.largest[name], float(difference.max(initial=0.0)))
+        return outputs
 
 
 def _samples(path: Path, settings: Mapping[str, Any]) -> FloatArray:

@@ -15,19 +15,21 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.finetune.evaluation import Evaluation
-from pruned_rnnt.finetune.fit import check_data, check_model
-from pruned_rnnt.finetune.source import Source
-from pruned_rnnt.finetune.vocabulary import Vocabulary, check_coverage, choose_vocabulary
+from pruned_rnnt.finetune.source import Source, check_data, check_model
+from pruned_rnnt.finetune.vocabulary import (
+    Vocabulary,
+    check_coverage,
+    choose_vocabulary,
+    transfer_parameters,
+)
 from pruned_rnnt.licences.chain import Origin
 from pruned_rnnt.model.lora import add_adapters
-from pruned_rnnt.model.rounded_weights import quantised_layers, round_weights
-from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.model.vocabulary_change import transfer_parameters
+from pruned_rnnt.model.quantisation import quantised_layers, round_weights
+from pruned_rnnt.model.speech_model import SpeechModel, TransducerModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, grouped_by_rate, layer_of
+from pruned_rnnt.train.optim.optimiser import ParameterGroup, grouped_by_rate, layer_of
 from pruned_rnnt.train.run_chain import chain_of_run
 from pruned_rnnt.train.tasks.speech_task import SpeechTask
 

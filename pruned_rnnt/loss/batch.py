@@ -107,7 +107,7 @@ def check_lengths(
     read; sizes has a batch and symbols."""
     assert sizes.symbols is not None
     check_validate(validate)
-    check_not_empty(sizes.source, sizes.frames, sizes.symbols)
+    _check_not_empty(sizes.source, sizes.frames, sizes.symbols)
     lengths = (
         _length("logit_lengths", logit_lengths, sizes.frames, sizes),
         _length("target_lengths", target_lengths, sizes.symbols, sizes),
@@ -118,7 +118,7 @@ def check_lengths(
     return lengths, numbers
 
 
-def check_not_empty(source: str, frames: int | None, symbols: int) -> None:
+def _check_not_empty(source: str, frames: int | None, symbols: int) -> None:
     """ValueError for a lattice without a frame or without the column of u = 0."""
     if frames is not None and frames < 1:
         raise ValueError(f"{source} has no frames; there must be at least one")

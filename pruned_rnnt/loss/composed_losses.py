@@ -1,4 +1,5 @@
-"""The losses of PrunedTransducerLoss layer by layer, where the compiled step does not apply."""
+"""The losses of PrunedTransducerLoss layer by layer, where the compiled step does not apply; the
+pruned one of a Joiner without storing its logits, or of any callable."""
 
 from __future__ import annotations
 
@@ -8,14 +9,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.loss.band_loss import band_loss, projection
-from pruned_rnnt.loss.joiner import Joiner, output_parameters
+from pruned_rnnt.loss.checks import check_shape
+from pruned_rnnt.loss.joiner import Joiner, durations_of_call, output_parameters
+from pruned_rnnt.loss.logit_losses import check_logits, loss_of_logits
 from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.loss.tdt_head import TdtHead
 from pruned_rnnt.ops.common.matrix_products import is_autocast_enabled, product_dtype
 from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.common.utterances import Utterances
+from pruned_rnnt.ops.joiner.fused_joiner import OutputLayers, joiner_loss, planned_joiner
+from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.lattice.recursion import LossOptions, Recursion
+from pruned_rnnt.ops.pruning.band_gather import gathered_band
 from pruned_rnnt.ops.pruning.prune_bounds import OccupancyAndLengths, choose_bounds, tdt_bounds
 from pruned_rnnt.ops.simple import streamed_loss
 from pruned_rnnt.ops.simple.simple_loss import (
@@ -25,37 +30,10 @@ from pruned_rnnt.ops.simple.simple_loss import (
     simple_loss,
 )
 from pruned_rnnt.ops.simple.streamed_loss import ProjectedInputs, streamed_simple_loss
-from pruned_rnnt.ops.step.step_plan import StepLosses
+from pruned_rnnt.ops.step.step_library import StepLosses
 
 # Of the narrowest dtype of am and lm.
 _FEWEST_BYTES = 2
-
-
-def may_exceed_stored_bytes(rows: int, vocabulary: int) -> bool:
-    """Whether am and lm of the simple loss, so many rows together, can take more than
-    MOST_STORED_BYTES."""
-    return rows * vocabulary * _FEWEST_BYTES > streamed_loss.MOST_STORED_BYTES
-
-
-def streamed_inputs(
-    encoder_out: Tensor, predictor_out: Tensor, am_layer: nn.Module, lm_layer: nn.Module
-) -> ProjectedInputs | None:
-    """The inputs of the loss in tiles; None if am and lm take at most MOST_STORED_BYTES together,
-    and for layers that must be called."""
-    parameters = plain_parameters(
-        (("simple_am_proj", am_layer), ("simple_lm_proj", lm_layer)), encoder_out.device
-    )
-    if isinstance(parameters, str):
-        return None
-    am_weight, am_bias, lm_weight, lm_bias = parameters
-    rows = encoder_out.shape[:2].numel() + predictor_out.shape[:2].numel()
-    stored = rows * am_weight.shape[0] * product_dtype(encoder_out, am_weight).itemsize
-    if stored <= streamed_loss.MOST_STORED_BYTES:
-        return None
-    if not is_autocast_enabled(encoder_out):
-        encoder_out = encoder_out.to(am_weight.dtype)
-        predictor_out = predictor_out.to(lm_weight.dtype)
-    return ProjectedInputs(encoder_out, am_weight, am_bias, predictor_out, lm_weight, lm_bias)
 
 
 class LossLayers(Protocol):
@@ -87,8 +65,7 @@ class LossCall(NamedTuple):
 
 def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
     """The losses of a call whose utterances are on the device."""
-    encoder_out, predictor_out, utterances, scales, recursion = call
-    joiner = layers.joiner
+    joiner, scales = layers.joiner, call.scales
     output = output_parameters(joiner) if isinstance(joiner, Joiner) else None
     if isinstance(output, str):
         layers.report(
@@ -97,17 +74,8 @@ def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
         )
         output = None
     simple = _simple_loss(layers, call)
-    start_NT = _band(layers, simple, utterances)
-    pruned_N = band_loss(
-        joiner,
-        encoder_out,
-        predictor_out,
-        utterances,
-        Bounds(start_NT, layers.s_range),
-        vocab_size=layers.vocab_size,
-        recursion=recursion,
-        output=output,
-    )
+    start_NT = _band(layers, simple, call.utterances)
+    pruned_N = _pruned_loss(layers, call, output, start_NT)
     simple_N, emit, blank, *of_tdt = simple
     total_N = scales[0] * simple_N + scales[1] * pruned_N
     each = (total_N, simple_N, pruned_N)
@@ -150,10 +118,70 @@ def _band(layers: LossLayers, simple: SimpleResults, utterances: Utterances) -> 
 def streamed_of(
     layers: LossLayers, encoder_out: Tensor, predictor_out: Tensor
 ) -> ProjectedInputs | None:
-    """The inputs of the simple loss if am and lm are not stored; None if they are."""
+    """The inputs of the simple loss in tiles, if am and lm would take more than MOST_STORED_BYTES
+    together; None if they are stored, as where layers must be called."""
     if layers.tdt is not None or layers.simple_options.scales.am_only_scale != 0:
         return None
     rows = encoder_out.shape[:2].numel() + predictor_out.shape[:2].numel()
-    if not may_exceed_stored_bytes(rows, layers.vocab_size):
+    # Nearly always this is enough, without a look at the layers.
+    if rows * layers.vocab_size * _FEWEST_BYTES <= streamed_loss.MOST_STORED_BYTES:
         return None
-    return streamed_inputs(encoder_out, predictor_out, layers.simple_am_proj, layers.simple_lm_proj)
+    named = (("simple_am_proj", layers.simple_am_proj), ("simple_lm_proj", layers.simple_lm_proj))
+    parameters = plain_parameters(named, encoder_out.device)
+    if isinstance(parameters, str):
+        return None
+    am_weight, am_bias, lm_weight, lm_bias = parameters
+    stored = rows * am_weight.shape[0] * product_dtype(encoder_out, am_weight).itemsize
+    if stored <= streamed_loss.MOST_STORED_BYTES:
+        return None
+    if not is_autocast_enabled(encoder_out):
+        encoder_out = encoder_out.to(am_weight.dtype)
+        predictor_out = predictor_out.to(lm_weight.dtype)
+    return ProjectedInputs(encoder_out, am_weight, am_bias, predictor_out, lm_weight, lm_bias)
+
+
+def projection(layer: nn.Module, x: Tensor) -> Tensor:
+    """layer(x), with x in the dtype of the layer's parameters unless autocast chooses one."""
+    if not is_autocast_enabled(x):
+        floating = (p.dtype for p in layer.parameters() if p.is_floating_point())
+        x = x.to(next(floating, x.dtype))
+    projected: Tensor = layer(x)
+    return projected
+
+
+def _pruned_loss(
+    layers: LossLayers, call: LossCall, output: OutputLayers | None, start_NT: Tensor
+) -> Tensor:
+    """(N,) inside the band. output: of a Joiner whose logits are computed in chunks; None calls the
+    joiner and stores them."""
+    frames, positions, utterances, _, recursion = call
+    joiner, s_range = layers.joiner, layers.s_range
+    if isinstance(joiner, Joiner):
+        frames = projection(joiner.encoder_proj, frames)
+        positions = projection(joiner.decoder_proj, positions)
+        if output is not None:
+            planned = planned_joiner(
+                frames,
+                positions,
+                output,
+                utterances,
+                start=start_NT,
+                columns=s_range,
+                activation=ACTIVATIONS[joiner.activation],
+                recursion=recursion,
+            )
+            return joiner_loss(*planned)
+    frames_NTSD = frames[:, :, None, :].expand(-1, -1, s_range, -1)
+    positions_NTSD = gathered_band(positions.contiguous(), start_NT, s_range)
+    duration_logits = None
+    if recursion.tdt is None:
+        logits = joiner(frames_NTSD, positions_NTSD)
+    else:
+        assert isinstance(joiner, Joiner)
+        logits, duration_logits = durations_of_call(joiner, frames_NTSD, positions_NTSD)
+    shape = (*start_NT.shape, s_range, layers.vocab_size)
+    check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")
+    bounds = Bounds(start_NT, s_range)
+    check_logits(logits, bounds)
+    batch = utterances.tensors
+    return loss_of_logits(logits, batch, bounds, recursion, duration_logits=duration_logits)

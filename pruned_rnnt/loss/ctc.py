@@ -20,9 +20,8 @@ from torch import Tensor
 from pruned_rnnt.loss import checks
 from pruned_rnnt.loss.batch import Sizes, check_batch
 from pruned_rnnt.loss.results import reduced
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
 from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator
-from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths, as_int32
 from pruned_rnnt.ops.lattice.ctc import ctc_losses
 from pruned_rnnt.ops.lattice.recursion import Recursion

@@ -39,7 +39,7 @@ def check_durations(durations: Sequence[int]) -> list[int]:
         raise ValueError(
             f"durations has {len(found)} elements; it can have {MOST_DURATIONS} at most"
         )
-    check_longest("durations", max(found))
+    _check_longest("durations", max(found))
     return found
 
 
@@ -54,7 +54,7 @@ def check_band_durations(durations: Sequence[int]) -> list[int]:
     return found
 
 
-def check_longest(name: str, duration: int) -> None:
+def _check_longest(name: str, duration: int) -> None:
     """The recursion keeps as many frames."""
     if duration > LONGEST_DURATION:
         raise ValueError(
@@ -107,7 +107,7 @@ def _check_big_blanks(big_blanks: Mapping[int, int], blank: int, vocabulary: int
             raise ValueError(
                 f"big_blanks[{column}] is {duration}; a big blank advances 2 frames or more"
             )
-        check_longest(f"big_blanks[{column}]", duration)
+        _check_longest(f"big_blanks[{column}]", duration)
     if len(set(found.values())) < len(found):
         raise ValueError(f"big_blanks is {big_blanks}; each blank needs a duration of its own")
     most = MOST_DURATIONS - 2

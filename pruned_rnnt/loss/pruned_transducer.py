@@ -34,8 +34,7 @@ from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.lattice.recursion import Recursion
 from pruned_rnnt.ops.pruning.prune_bounds import tdt_topology
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
-from pruned_rnnt.ops.step.step_ops import has_native_step
-from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
+from pruned_rnnt.ops.step.step_library import StepInputs, StepLosses, StepPlan, has_native_step
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.saved_file import UnusableFileError
-from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel, TransducerModel
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
 # A model may have buffers and parts for training that its file leaves out.

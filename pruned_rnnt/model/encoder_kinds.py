@@ -16,11 +16,10 @@ from pruned_rnnt.model.fastconformer import (
     FastConformerConfig,
     StreamingFastConformer,
 )
-from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
-from pruned_rnnt.model.pretrained_encoder.encoder import build_transformers_encoder
+from pruned_rnnt.model.transformers_encoder import build_transformers_encoder
+from pruned_rnnt.model.transformers_model import TransformersConfig
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
-from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
-from pruned_rnnt.model.zipformer.zipformer import Zipformer
+from pruned_rnnt.model.zipformer.zipformer import StreamingZipformer, Zipformer
 
 
 class _EncoderKind(NamedTuple):

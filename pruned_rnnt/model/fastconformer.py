@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.config.checks import check_at_least
-from pruned_rnnt.model.attention import may_be_padded
+from pruned_rnnt.model.attention import RelativeAttention, may_be_padded, relative_positions
 from pruned_rnnt.model.conformer_layer import Branch, ConformerLayer, ConvolutionModule
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.conformer_stack import ConformerStack
 from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
 from pruned_rnnt.model.feature_norm import FeatureNorm, centre_features
 from pruned_rnnt.model.layer_norm import LayerNorm
-from pruned_rnnt.model.relative_attention import RelativeAttention, relative_positions
 from pruned_rnnt.model.subsampling import PAST_FRAMES, STRIDING_FACTOR, StridingSubsampling
 
 

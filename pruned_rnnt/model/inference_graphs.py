@@ -1,14 +1,15 @@
 """Inference passes of an encoder as CUDA graphs, for batches that the host takes longest to launch.
 
-A pass of a large Zipformer is two thousand kernels. With little audio in a batch, a GPU computes
-them faster than the host launches them. Batches are padded to few shapes; a shape that occurs
-several times is captured, and then replayed by one launch. Larger batches keep the GPU busy
-anyway and run without graphs.
+A pass of a large Zipformer is two thousand kernels. With little audio in a batch, or in the chunks
+of a step of streams, a GPU computes them faster than the host launches them. Batches are padded to
+few shapes, and streams to few numbers of rows; a shape that occurs several times is captured, and
+then replayed by one launch. Larger batches keep the GPU busy anyway and run without graphs.
 
 All graphs take their memory from one pool, because only one runs at a time, and share the buffers
-of input and output.
+of input, output and the state of streams, from and to which these are copied.
 
-Axes: N batch, T feature frames, F mel bins, E encoder width.
+Axes: N batch or streams, R rows of a graph, T feature frames, F mel bins, C encoder frames of a
+chunk, E encoder width.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.captured_passes import CAPTURE_AT, SharedBuffers, captured, hooks_inside
-from pruned_rnnt.model.encoder import Encoder
-from pruned_rnnt.model.shape_steps import BatchPadding
+from pruned_rnnt.model.encoder import Encoder, StreamingEncoder
+from pruned_rnnt.model.shape_steps import BatchPadding, round_up
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 # Feature frames of a batch, with padding: a GPU needs longer for more than the host.
 MOST_FRAMES = 150_000
+# More streams keep a GPU busy without a graph, and their states would need more memory twice.
+_MOST_ROWS = 256
 # The least recently used graph is dropped first.
 _MOST_GRAPHS = 24
 # Counted shapes; those of other batches are forgotten.
@@ -174,3 +177,75 @@ def _captured_pass(memory: GraphMemory, shape: tuple[int, int, int], encoder: En
 
     graph, encoded_NTE = captured(encode, device, memory.pool)
     return _Pass(graph, features_NTF, lengths_N, encoded_NTE)
+
+
+class _Chunk(NamedTuple):
+    """A graph with its inputs and outputs.
+
+    state: input and output, the tensors of `StreamingEncoder.pack`.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    features_RTF: Tensor
+    lengths_R: Tensor
+    state: tuple[Tensor, ...]
+    encoded_RCE: Tensor
+
+
+class StreamGraphs(FrequentGraphs[_Chunk]):
+    """Runs a streaming encoder in evaluation mode; results equal its own within rounding."""
+
+    def __call__(
+        self,
+        encoder: StreamingEncoder,
+        features_NTF: Tensor,
+        state: tuple[Tensor, ...],
+        lengths: Tensor | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Like the encoder's `forward`, with packed states."""
+        streams = features_NTF.size(0)
+        rows = round_up(streams, 1, steps=2)
+        found = None
+        if streams > 0 and rows <= _MOST_ROWS:
+            found = self.find(
+                encoder,
+                rows,
+                lambda memory: _captured_chunk(memory, rows, encoder, features_NTF, state),
+            )
+        if found is None:
+            encoded_NCE, after = encoder(features_NTF, encoder.unpack(state), lengths)
+            return encoded_NCE, encoder.pack(after)
+        # What earlier streams left in the rows beyond N affects no other row.
+        found.features_RTF[:streams].copy_(features_NTF)
+        found.lengths_R.fill_(features_NTF.size(1))
+        if lengths is not None:
+            found.lengths_R[:streams].copy_(lengths)
+        inputs = [own[:streams] for own in found.state]
+        torch._foreach_copy_(inputs, list(state))
+        found.graph.replay()
+        return found.encoded_RCE[:streams].clone(), tuple(own.clone() for own in inputs)
+
+
+def _captured_chunk(
+    memory: GraphMemory,
+    rows: int,
+    encoder: StreamingEncoder,
+    features_NTF: Tensor,
+    state: tuple[Tensor, ...],
+) -> _Chunk:
+    def rows_like(name: str, given: Tensor) -> Tensor:
+        return memory.buffers.part(name, (rows, *given.shape[1:]), given.dtype).zero_()
+
+    features_RTF = rows_like("features", features_NTF)
+    lengths_R = features_RTF.new_full((rows,), features_RTF.size(1), dtype=torch.int64)
+    inputs = tuple(rows_like(f"state {place}", own) for place, own in enumerate(state))
+
+    def encode() -> Tensor:
+        result_RCE, after = encoder(features_RTF, encoder.unpack(inputs), lengths_R)
+        for own, new in zip(inputs, encoder.pack(after), strict=True):
+            own.copy_(new)
+        encoded_RCE = memory.buffers.part("encoded", result_RCE.shape, result_RCE.dtype)
+        return encoded_RCE.copy_(result_RCE)
+
+    graph, encoded_RCE = captured(encode, features_RTF.device, memory.pool)
+    return _Chunk(graph, features_RTF, lengths_R, inputs, encoded_RCE)

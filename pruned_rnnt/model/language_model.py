@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pruned_rnnt.model.lstm_predictor import check_lstm_sizes, lstm_layers
+from pruned_rnnt.model.predictor import check_lstm_sizes, lstm_layers
 
 # The same symbol starts and ends every text.
 SOS_EOS = 1

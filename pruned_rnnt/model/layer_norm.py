@@ -54,7 +54,7 @@ class _LayerNorm(torch.autograd.Function):
         silu: bool,
         dtype: torch.dtype,
     ) -> Tensor:
-        from pruned_rnnt.model.kernels.layer_norm import layer_norm
+        from pruned_rnnt.model.kernels.norms import layer_norm
 
         x = x.contiguous()
         output, statistics = layer_norm(x, weight, bias, epsilon=epsilon, silu=silu, dtype=dtype)
@@ -66,8 +66,8 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from pruned_rnnt.model.kernels.layer_norm import RowStatistics, layer_norm_backward
-        from pruned_rnnt.model.kernels.sums import sums_of_parts
+        from pruned_rnnt.model.kernels.norms import RowStatistics, layer_norm_backward
+        from pruned_rnnt.model.kernels.rows import sums_of_parts
 
         x, weight, bias, *statistics = ctx.saved_tensors
         of_x, of_weight, of_bias = layer_norm_backward(

@@ -89,7 +89,7 @@ def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
 def bias_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
     """(O,), the sum over all rows of grad (..., O), computed in float32."""
     if use_kernels(grad):
-        from pruned_rnnt.model.kernels.sums import column_sums
+        from pruned_rnnt.model.kernels.rows import column_sums
 
         return column_sums(grad, dtype)
     return grad.flatten(0, -2).sum(dim=0, dtype=dtype)

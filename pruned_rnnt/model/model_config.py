@@ -11,8 +11,7 @@ from pruned_rnnt.config.checks import Removed, check_at_least, check_fractions
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
-from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig
+from pruned_rnnt.model.predictor import AnyPredictorConfig, LstmPredictorConfig, PredictorConfig
 from pruned_rnnt.ops.lattice.tdt_lattice import MOST_DURATIONS
 
 PREDICTOR_CONFIGS: dict[str, type[AnyPredictorConfig]] = {

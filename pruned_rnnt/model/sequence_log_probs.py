@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pruned_rnnt.loss.fused import rnnt_loss_fused, rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import output_parameters
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 
 # The most elements of the joiner's encoder input, repeated for each sequence, that are scored at
 # once: 256 MiB in float32. The gradient takes as much.

@@ -183,7 +183,7 @@ class _FirstConvolution(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.window, ctx.dtype = window, weight_CK.dtype
         if ctx.fused:
-            from pruned_rnnt.model.kernels.first_maps import convolve_first
+            from pruned_rnnt.model.kernels.windows import convolve_first
 
             return convolve_first(x, weight_CK.t().contiguous(), bias, window)
         # Matrix products need aligned rows: 16 numbers instead of 9.
@@ -196,7 +196,7 @@ class _FirstConvolution(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         grad = grad.contiguous()
         if ctx.fused:
-            from pruned_rnnt.model.kernels.first_maps import first_weight_gradient
+            from pruned_rnnt.model.kernels.windows import first_weight_gradient
 
             of_weight = first_weight_gradient(x, grad, ctx.window).t()
         else:

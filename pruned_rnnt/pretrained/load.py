@@ -13,14 +13,14 @@ import torch
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encoder_passes import choose_passes, set_chunks
+from pruned_rnnt.decode.encode import choose_passes, set_chunks
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.model_file import ModelFile
-from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
 from pruned_rnnt.pretrained.hub import local_path
+from pruned_rnnt.system.device import start_device
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.recogniser import Recogniser
@@ -116,8 +116,8 @@ def _load_torch(
 ) -> tuple[ModelFile, DecodeConfig]:
     """The model on the CPU with what is stored beside it, and how to decode on the device."""
     if found.kind == "run":
-        from pruned_rnnt.data.input.training_durations import read_p99_duration
-        from pruned_rnnt.decode.timing.calibration import read_calibration
+        from pruned_rnnt.decode.calibration import read_calibration
+        from pruned_rnnt.train.engine.run_files import read_p99_duration
         from pruned_rnnt.train.run import load_model, run_config
 
         config = run_config(found.path, ["train.device=cpu", *found.settings, *settings])
@@ -128,7 +128,7 @@ def _load_torch(
         return parts, config.decode
     decode = _decode_config(settings)
     if found.kind == "nemo":
-        from pruned_rnnt.interop.nemo.imported_run import read_run as read_nemo
+        from pruned_rnnt.interop.nemo.imported_model import read_run as read_nemo
 
         imported = read_nemo(found.path, Path("exp/nemo"), settings)
         set_chunks(imported.model, imported.config.decode)
@@ -140,7 +140,7 @@ def _load_torch(
     else:
         if found.tokens is None:
             raise NoModelError(f"there are no tokens for {found.path}")
-        from pruned_rnnt.interop.icefall.imported_run import read_run
+        from pruned_rnnt.interop.icefall_run import read_run
 
         run = read_run(found.path, found.tokens, Path("exp/icefall"))
         parts = ModelFile(run.model, run.tokenizer, None, None)

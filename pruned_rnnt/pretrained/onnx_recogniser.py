@@ -1,7 +1,8 @@
 """Transcribe with the ONNX files of `pruned-rnnt export`, run by onnxruntime.
 
-The search is greedy with at most one symbol per frame, as in sherpa-onnx, which runs the same
-files; long audio is cut as with torch models.
+The search is greedy as in sherpa-onnx, which runs the same files: with at most one symbol per
+frame, but for the graphs of a TDT model or of one in NeMo's layout. Long audio is cut as with torch
+models.
 
 Axes: N = 1 utterance, T feature frames (T' after subsampling), F mel bins, J joiner width,
 H context size, V vocabulary.
@@ -19,19 +20,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
-from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, audio_features
+from pruned_rnnt.data.audio.features import (
+    FBANK,
+    FEATURE_DIM,
+    SAMPLING_RATE,
+    FeatureKind,
+    audio_features,
+)
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, as_floats
 from pruned_rnnt.data.tokens.tokenizer import BLANK_ID, UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.head_paths import HeadPath
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, pending_hypotheses
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath
-from pruned_rnnt.export.graph_pair import onnx_session
-from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.decode.search.tdt_greedy import SHERPA_MAX_SYMBOLS
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS
+from pruned_rnnt.export.differences import SHERPA_MAX_NEMO_SYMBOLS
+from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, file_name, onnx_session
 from pruned_rnnt.export.tdt_features import sherpa_features
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
-from pruned_rnnt.pretrained.onnx_tdt_search import TdtSearch
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
 from pruned_rnnt.system.optional_packages import require
 from pruned_rnnt.system.usage_errors import ExportError
@@ -42,6 +48,7 @@ from pruned_rnnt.transcribe.segments import SegmentConfig
 _FloatArray = npt.NDArray[np.float32]
 # Inputs of a graph by name.
 Feeds = dict[str, npt.NDArray[Any]]
+_Run = Callable[[Feeds], list[Any]]
 # The level of the noise that is appended to streams, as recognise.py of the folder does.
 _TAIL_LEVEL = 1e-3
 _KINDS = ("transducer", "ctc", "tdt", "nemo", "nemo_ctc")
@@ -113,7 +120,7 @@ class OnnxRecogniser(AudioRecogniser):
             self._joiner.check_symbols(self._joiner.output_width, len(tokenizer))
         if self._has_nemo_layout and not is_ctc:
             metadata = self._encoder.metadata
-            self._tdt = TdtSearch(
+            self._nemo = _NemoSearch(
                 decoder=self._decoder.run,
                 joiner=self._joiner.run,
                 state_sizes=(int(metadata["pred_rnn_layers"]), int(metadata["pred_hidden"])),
@@ -171,7 +178,7 @@ class OnnxRecogniser(AudioRecogniser):
         if is_ctc:
             # The blank is the last symbol there.
             return _hypothesis(*self._ctc(np.roll(encoded_JT, 1, axis=1)))
-        return self._tdt.best_path(encoded_JT)
+        return self._nemo.best_path(encoded_JT)
 
     def _best_path(self, features_TF: Tensor) -> Hypothesis:
         if self._streaming:
@@ -240,8 +247,7 @@ class OnnxRecogniser(AudioRecogniser):
             (logits_NV,) = self._joiner.run(
                 {"encoder_out": frame_J[None], "decoder_out": predicted_NJ}
             )
-            symbol = int(logits_NV[0].argmax())
-            scores_T[t] = _log_softmax(logits_NV)[0, symbol]
+            symbol, scores_T[t] = _most_probable(logits_NV[0])
             if symbol not in (BLANK_ID, UNKNOWN_ID):
                 symbols_T[t] = symbol
                 context = [*context[1:], symbol]
@@ -353,7 +359,82 @@ class _Session:
         return outputs
 
 
-def _log_softmax(logits_NV: _FloatArray) -> _FloatArray:
-    shifted_NV = logits_NV - logits_NV.max(axis=1, keepdims=True)
-    result: _FloatArray = shifted_NV - np.log(np.exp(shifted_NV).sum(axis=1, keepdims=True))
-    return result
+class _NemoSearch(NamedTuple):
+    """Greedy search with the graphs of a TDT model, or of one in NeMo's layout, as in sherpa-onnx:
+    the most probable symbol and duration at each node.
+
+    decoder, joiner: run a graph on inputs by name (`pruned_rnnt.export.nemo_graphs`).
+    state_sizes: layers and width of the states of the decoder.
+    vocab_size: V with the blank, which is the last symbol.
+    has_durations: whether the logits of V symbols are followed by those of durations.
+    """
+
+    decoder: _Run
+    joiner: _Run
+    state_sizes: tuple[int, int]
+    vocab_size: int
+    has_durations: bool
+
+    def best_path(self, encoded_JT: _FloatArray) -> Hypothesis:
+        """The symbols in our order, in which the blank is the first one.
+
+        Scores are log-probabilities without `<unk>`, which the joiner's graph leaves out.
+        """
+        blank = self.vocab_size - 1
+        most = SHERPA_MAX_SYMBOLS if self.has_durations else SHERPA_MAX_NEMO_SYMBOLS
+        layers, width = self.state_sizes
+        states = [np.zeros((layers, 1, width), dtype=np.float32) for _ in range(2)]
+        predicted_NJ1, states = self._predict(blank, states)
+        symbols, frames, scores, durations = [], [], [], []
+        frame = taken = 0
+        score = 0.0
+        while frame < encoded_JT.shape[1]:
+            inputs = {
+                "encoder_outputs": encoded_JT[None, :, frame : frame + 1],
+                "decoder_outputs": predicted_NJ1,
+            }
+            logits = self.joiner(inputs)[0].reshape(-1)
+            symbol, symbol_score = _most_probable(logits[: self.vocab_size])
+            duration = int(symbol == blank)
+            score += symbol_score
+            if self.has_durations:
+                duration, duration_score = _most_probable(logits[self.vocab_size :])
+                score += duration_score
+            taken += symbol != blank
+            if duration == 0 and (symbol == blank or taken >= most):
+                duration = 1
+            if symbol != blank:
+                symbols.append(symbol + 1)
+                frames.append(frame)
+                scores.append(symbol_score)
+                durations.append(duration)
+                predicted_NJ1, states = self._predict(symbol, states)
+            if duration:
+                frame, taken = frame + duration, 0
+        return Hypothesis(
+            symbols=tuple(symbols),
+            frames=tuple(frames),
+            score=score,
+            symbol_scores=tuple(scores),
+            durations=tuple(durations) if self.has_durations else (),
+        )
+
+    def _predict(
+        self, symbol: int, states: list[_FloatArray]
+    ) -> tuple[_FloatArray, list[_FloatArray]]:
+        output_NJ1, _, *after = self.decoder(
+            {
+                "targets": np.array([[symbol]], dtype=np.int32),
+                "target_length": np.ones(1, dtype=np.int32),
+                "states.1": states[0],
+                "states.2": states[1],
+            }
+        )
+        return output_NJ1, after
+
+
+def _most_probable(logits: _FloatArray) -> tuple[int, float]:
+    """The place of the largest logit, and its log-probability."""
+    shifted = logits - logits.max()
+    place = int(logits.argmax())
+    return place, float(shifted[place] - np.log(np.exp(shifted).sum()))

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME, add_metadata, file_name
-from pruned_rnnt.export.onnx_layers import layers
-from pruned_rnnt.export.precision import QuantisedPrecision, write_quantised
-from pruned_rnnt.quantise.layer_errors import layer_errors
-from pruned_rnnt.quantise.measured_files import FileErrors, Utterance, file_errors, recorded_runs
+from pruned_rnnt.export.precision import QuantisedPrecision, layers, write_quantised
+from pruned_rnnt.quantise.measurements import (
+    FileErrors,
+    Utterance,
+    file_errors,
+    layer_errors,
+    recorded_runs,
+)
 from pruned_rnnt.system.usage_errors import ExportError
 
 # Largest relative increase of the error rate, unless it is set.

@@ -6,12 +6,12 @@ the page sorts, filters and divides into pages.
 | module | content |
 | --- | --- |
 | `report_run` | reads a run's folder: configuration, metrics, result files |
-| `cut_details` | durations and speakers of the utterances, from the prepared data |
 | `scored_set` | a result with its errors: by utterance, duration, speaker and word |
-| `comparison` | two results of the same set, with the significance of the difference |
-| `partner` | which results are compared: those of the same data with equal settings |
+| `comparison` | two comparable results of the same set, with the significance of the difference |
 | `training_charts`, `charts` | curves and bars as SVG |
-| `clips`, `pictures` | audio, and pictures of spectrogram and lattice, up to a size limit |
+| `clips` | audio, and pictures of spectrogram and lattice, up to a size limit |
+| `ranges` | outlier channels of the encoder |
 | `tables` | the tables of the page as columns |
+| `set_section` | the part of the page about one set: charts, tables, worst utterances |
 | `page` | the page from its template |
 """

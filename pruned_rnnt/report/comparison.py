@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from pruned_rnnt.decode.scoring.error_rates import ErrorCounts
 from pruned_rnnt.decode.scoring.significance import PairedDifference, paired_difference
-from pruned_rnnt.decode.scoring.wer import ErrorCounts
 from pruned_rnnt.report.scored_set import ScoredSet, ScoredUtterance
 from pruned_rnnt.run.result_file import ResultFile
 
@@ -15,7 +15,7 @@ from pruned_rnnt.run.result_file import ResultFile
 def has_equal(result: ResultFile, others: Sequence[ResultFile]) -> bool:
     """Whether one of the others has equal settings, and the same data or set."""
     found = partner(result, others)
-    return found is not None and not unlike_settings(result, found)
+    return found is not None and not _unlike_settings(result, found)
 
 
 def partner(result: ResultFile, others: Sequence[ResultFile]) -> ResultFile | None:
@@ -26,7 +26,7 @@ def partner(result: ResultFile, others: Sequence[ResultFile]) -> ResultFile | No
     """
     candidates = [other for other in others if _same_data(result, other)]
     candidates = candidates or [other for other in others if other.set_name == result.set_name]
-    alike = [other for other in candidates if not unlike_settings(result, other)]
+    alike = [other for other in candidates if not _unlike_settings(result, other)]
     return next(iter(alike or candidates), None)
 
 
@@ -38,7 +38,7 @@ def _same_data(first: ResultFile, second: ResultFile) -> bool:
     )
 
 
-def unlike_settings(first: ResultFile, second: ResultFile) -> list[str]:
+def _unlike_settings(first: ResultFile, second: ResultFile) -> list[str]:
     """The settings in which two results differ, or why they are unknown."""
     if first.inputs is None or second.inputs is None:
         old = first if first.inputs is None else second
@@ -51,14 +51,14 @@ def unlike_settings(first: ResultFile, second: ResultFile) -> list[str]:
 
 def differences(first: ResultFile, second: ResultFile) -> list[str]:
     """Why a difference between two results says nothing about what they compare."""
-    found = unlike_settings(first, second)
+    found = _unlike_settings(first, second)
     if first.inputs and second.inputs and first.inputs.model == second.inputs.model:
         # The settings are compared; but words and characters are not.
         return [line for line in found if line.startswith("decode.metric:")]
     return found
 
 
-SIGNIFICANT = 0.05
+_SIGNIFICANT = 0.05
 # Features of the same audio may differ by this in their mean, if other processors computed them.
 _ROUNDING = 2e-3
 
@@ -130,7 +130,7 @@ class Comparison:
             f"The {self.first.metric} of {names[1]} is {points:.2f} percentage points {word} than "
             f"that of {names[0]}"
         )
-        if found.p_value < SIGNIFICANT:
+        if found.p_value < _SIGNIFICANT:
             return f"{sentence}, and the difference is significant at the 5% level."
         return (
             f"{sentence}, which may be chance: the difference is not significant at the 5% level."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pruned_rnnt.model.activation_ranges import LayerRange
+from pruned_rnnt.model.quantisation import LayerRange
 
 SHOWN_LAYERS = 8
 # With a larger ratio, a channel of median size has less than 16 of the 256 levels of an int8 input,

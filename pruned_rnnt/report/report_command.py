@@ -9,16 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pruned_rnnt.report.clips import ByteBudget
+from pruned_rnnt.report.clips import ByteBudget, UtterancePictures
 from pruned_rnnt.report.comparison import Comparison, compare, partner
-from pruned_rnnt.report.cut_details import CutDetails, read_cut_details
 from pruned_rnnt.report.page import Page, render_page
-from pruned_rnnt.report.pictures import UtterancePictures
 from pruned_rnnt.report.report_run import ReportRun, read_run
-from pruned_rnnt.report.scored_set import ScoredSet, score_result
-from pruned_rnnt.report.set_section import SetSection, set_section
+from pruned_rnnt.report.scored_set import CutDetails, ScoredSet, read_cut_details, score_result
+from pruned_rnnt.report.set_section import SetSection, set_section, worst_utterances
 from pruned_rnnt.report.training_charts import training_charts
-from pruned_rnnt.report.worst import worst_utterances
 from pruned_rnnt.run.result_file import ResultFile
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.usage_errors import UsageError

@@ -1,25 +1,183 @@
-"""The part of the page about one decoded set."""
+"""The part of the page about one decoded set: charts, tables, and the worst utterances with their
+audio, pictures and aligned texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from pruned_rnnt.decode.emission_delay import (
+    PERCENTILES,
+    WordDelay,
+    percentile,
+    read_delays,
+)
 from pruned_rnnt.report.charts import Bars, Chart, bar_chart
+from pruned_rnnt.report.clips import ByteBudget, Clip, UtterancePictures, audio_clip
 from pruned_rnnt.report.comparison import Comparison
-from pruned_rnnt.report.delays import DelaySection, delay_section
 from pruned_rnnt.report.ranges import RangeSection
-from pruned_rnnt.report.scored_set import GroupRate, ScoredSet
+from pruned_rnnt.report.scored_set import GroupRate, ScoredSet, ScoredUtterance
 from pruned_rnnt.report.tables import (
     Table,
     change_table,
     confusion_table,
     group_table,
     lost_table,
+    pair_letter,
+    shown_pairs,
     utterance_table,
     word_table,
 )
-from pruned_rnnt.report.worst import WorstUtterance
+from pruned_rnnt.run.result_file import ResultFile
+
+# Widths of the bars of delays in milliseconds; the smallest that needs no more than so many bars.
+_WIDTHS = (20, 40, 80, 160, 320, 640, 1280)
+_MOST_BARS = 24
+
+
+class DelayRow(NamedTuple):
+    """Percentiles in milliseconds."""
+
+    name: str
+    words: int
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+class DelaySection(NamedTuple):
+    """The delays of a set as the template shows them."""
+
+    chart: Chart
+    rows: Sequence[DelayRow]
+
+
+def delay_section(result: ResultFile, salt: str) -> DelaySection | None:
+    """The delays that `decode` wrote; None if it wrote none, as for data without word times.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    delays = [delay for _, delay in read_delays(result.delays_path)]
+    if not delays:
+        return None
+    rows = [
+        _delay_row("All", delays),
+        _delay_row("First of an utterance", [delay for delay in delays if delay.first]),
+        _delay_row("Last of an utterance", [delay for delay in delays if delay.last]),
+    ]
+    return DelaySection(_delay_chart(delays, salt), [row for row in rows if row.words])
+
+
+def _delay_row(name: str, delays: Sequence[WordDelay]) -> DelayRow:
+    seconds = [delay.seconds for delay in delays]
+    found = (round(1000 * percentile(seconds, p)) if seconds else 0 for p in PERCENTILES)
+    return DelayRow(name, len(delays), *found)
+
+
+def _delay_chart(delays: Sequence[WordDelay], salt: str) -> Chart:
+    milliseconds = [1000 * delay.seconds for delay in delays]
+    # A few words with wrong times would make the bars of all others too wide.
+    low, high = (1000 * percentile([d.seconds for d in delays], p) for p in (0.5, 99.5))
+    width = next((w for w in _WIDTHS if high // w - low // w < _MOST_BARS), _WIDTHS[-1])
+    first, last = int(low // width), int(high // width)
+    counts = [0] * (last - first + 1)
+    for value in milliseconds:
+        counts[min(max(int(value // width), first), last) - first] += 1
+    labels = [f"{width * place}" for place in range(first, last + 1)]
+    unknown = float("nan")
+    bars = Bars(
+        label="share of the words",
+        values=[count / len(delays) for count in counts],
+        intervals=[(unknown, unknown)] * len(counts),
+        colour=0,
+    )
+    # Every label would be too many.
+    shown = [label if place % 4 == 0 else "" for place, label in enumerate(labels)]
+    return bar_chart("Emission delay", shown, [bars], "milliseconds", salt=f"{salt}-delays")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedPair:
+    """A pair of an alignment with its time: `kind` as `pair_letter`; empty texts for gaps.
+
+    start, end: of the hypothesis word in seconds; None if unknown.
+    """
+
+    kind: str
+    reference: str
+    hypothesis: str
+    start: float | None = None
+    end: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstUtterance:
+    """An utterance as the page shows it.
+
+    unit: word or character: what the pairs are.
+    second: the alignment of the other result, if any.
+    """
+
+    utterance: ScoredUtterance
+    unit: str
+    pairs: Sequence[TimedPair]
+    second: ScoredUtterance | None
+    second_pairs: Sequence[TimedPair]
+    audio: Clip
+    picture: Clip
+
+
+def worst_utterances(
+    scored: ScoredSet,
+    count: int,
+    budget: ByteBudget,
+    pictures: UtterancePictures | None,
+    *,
+    with_audio: bool,
+    comparison: Comparison | None,
+) -> Iterator[WorstUtterance]:
+    """The utterances with most errors. pictures: None for no pictures."""
+    others = {first.id: second for first, second in comparison.pairs} if comparison else {}
+    for utterance in scored.worst(count):
+        cut = scored.details.cuts.get(utterance.id)
+        second = others.get(utterance.id)
+        yield WorstUtterance(
+            utterance=utterance,
+            unit=shown_pairs(utterance).unit,
+            pairs=timed_pairs(utterance),
+            second=second,
+            second_pairs=timed_pairs(second) if second else (),
+            audio=budget.take(audio_clip(cut)) if with_audio else Clip(""),
+            picture=budget.take(pictures.clip(utterance, cut)) if pictures else Clip(""),
+        )
+
+
+def timed_pairs(utterance: ScoredUtterance) -> list[TimedPair]:
+    """The alignment of an utterance with the times of the recognised words."""
+    found = shown_pairs(utterance)
+    # Times are of words: they do not fit characters, or texts without spaces.
+    sentence = utterance.sentence
+    spoken = tuple(word.word for word in utterance.words)
+    timed = found.unit == "word" and sentence is not None and spoken == sentence.hypothesis
+    times = iter(utterance.words)
+    shown = []
+    for pair in found.pairs:
+        reference, hypothesis = pair
+        time = next(times) if timed and hypothesis is not None else None
+        shown.append(
+            TimedPair(
+                kind=pair_letter(pair),
+                reference=reference or "",
+                hypothesis=hypothesis or "",
+                start=time.start if time else None,
+                end=time.end if time else None,
+            )
+        )
+    return shown
 
 
 @dataclass(frozen=True, kw_only=True)

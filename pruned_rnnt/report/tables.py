@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pruned_rnnt.data.tokens.scripts import written_without_spaces
+from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
 from pruned_rnnt.decode.scoring.error_statistics import (
     ErrorStatistics,
     WordPair,

@@ -5,8 +5,8 @@ RUN/results/
     nbest-STEM.jsonl                        hypotheses with scores and times
     scores-STEM.json                        error rates, and the inputs of the computation
     scores.json                             all of these files as one list
-    plots/STEM/UTTERANCE.png                pictures
-RUN/alignments/STEM/                        files of `align`, and inputs.json
+    plots/STEM.png                          pictures, with an utterance for SET
+RUN/alignments/STEM/                        files of `align`, and SET-inputs.json
 
 STEM is SET-LABEL-CHECKPOINT-FINGERPRINT: see `ResultInputs`.
 """

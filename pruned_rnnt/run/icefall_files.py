@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from pruned_rnnt.decode.scoring.error_rates import Transcript
 from pruned_rnnt.decode.scoring.error_statistics import (
     ErrorStatistics,
     WordCounts,
     WordPair,
     align_words,
 )
-from pruned_rnnt.decode.scoring.wer import Transcript
 from pruned_rnnt.system.whole_files import write_lines
 
 _KeyT = TypeVar("_KeyT", str, tuple[str, str])

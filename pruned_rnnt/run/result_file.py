@@ -10,13 +10,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from pruned_rnnt.data.input.batch_identity import Audio
+from pruned_rnnt.data.input.batch import Audio
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.scoring.wer import ErrorCounts, Transcript
+from pruned_rnnt.decode.scoring.error_rates import ErrorCounts, Transcript
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.run.measured import measurement_path, read_measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
+from pruned_rnnt.run.results import measurement_path, read_measurement
 from pruned_rnnt.system.json_file import from_json
 
 _METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))

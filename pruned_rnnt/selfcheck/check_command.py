@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,19 +11,21 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.ops.common.native import backend_summary, library_file
+from pruned_rnnt import __version__
+from pruned_rnnt.ops.common.native import backend_report, backend_summary, library_file
 from pruned_rnnt.selfcheck.encoders import check_encoders, check_graphs
 from pruned_rnnt.selfcheck.losses import check_losses
-from pruned_rnnt.selfcheck.machine import describe_machine
 from pruned_rnnt.selfcheck.problem import Finding
 from pruned_rnnt.selfcheck.resumed import check_resumed
-from pruned_rnnt.selfcheck.speed import Speed, measure_speeds
+from pruned_rnnt.selfcheck.speed import Speed, cpu_name, measure_speeds
 from pruned_rnnt.system.switched_kernels import (
     ENCODERS,
     GRAPHS,
     LOSSES,
     Switch,
     current_switches,
+    driver,
+    installed_version,
     read_switches,
     switch_file,
     write_switches,
@@ -91,7 +94,7 @@ def run_check(device: torch.device, *, write: bool, report: Path | None) -> bool
     """
     if report is not None and not report.parent.is_dir():
         raise UsageError(f"--json {report}: there is no folder {report.parent}")
-    machine = describe_machine(device)
+    machine = _describe_machine(device)
     width = max(map(len, machine)) + 2
     print("\n".join(f"{name.ljust(width)}{value}" for name, value in machine.items()))
     for switch in read_switches():
@@ -117,6 +120,28 @@ def run_check(device: torch.device, *, write: bool, report: Path | None) -> bool
     if report is not None:
         report.write_text(json.dumps(_as_json(machine, findings, speeds), indent=2) + "\n")
     return not wrong
+
+
+def _describe_machine(device: torch.device) -> dict[str, str]:
+    """Versions and devices that results depend on, in the order in which they are printed."""
+    triton = installed_version("triton") or installed_version("pytorch-triton")
+    found = {
+        "pruned_rnnt": __version__,
+        "Python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "CUDA of torch": str(torch.version.cuda or "none"),
+        "NVIDIA driver": driver() or "none",
+        "Triton": triton or "not installed",
+        "system": platform.platform(),
+        "processor": cpu_name(),
+    }
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        found["GPU"] = f"{torch.cuda.get_device_name(device)}, compute capability {major}.{minor}"
+    # The lines of the ops follow those of the libraries and end with the first header of a table.
+    libraries = backend_report().partition("\nop ")[0].splitlines()
+    found["backend"] = libraries[0].partition(", ")[2]
+    return found | {f"kernels on {x}": y for x, _, y in (x.partition(": ") for x in libraries[1:])}
 
 
 def _checks(device: torch.device) -> dict[str, Callable[[], Iterator[Finding]]]:

@@ -7,6 +7,7 @@ V vocabulary.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import torch
 from pruned_rnnt.loss.joiner import Joiner
 from pruned_rnnt.loss.logit_losses import rnnt_loss
 from pruned_rnnt.loss.pruned_transducer import PrunedTransducerLoss
-from pruned_rnnt.selfcheck.machine import cpu_name
+from pruned_rnnt.system.switched_kernels import device_names
 
 # In a checkout; an installed package has no rows.
 ROWS = Path(__file__).parents[2] / "scripts" / "benchmark" / "results"
@@ -90,6 +91,17 @@ def _committed(device: torch.device, rows: Path) -> dict[str, float]:
         for row in found
         if row["machine"] == name and row["system"] == "pruned_rnnt"
     }
+
+
+def cpu_name() -> str:
+    """As the committed rows of the benchmark name it."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this system
+        cores = os.cpu_count() or 1
+    level, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    used = "" if threads == cores else f", {threads} threads used"
+    return f"{cores}-core {device_names('cpu')[0]} ({level}){used}"
 
 
 def _targets(case: Case, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pruned_rnnt.data.audio.feature_kinds import FeatureKind
+from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.licences.terms import UNKNOWN

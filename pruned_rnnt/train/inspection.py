@@ -62,7 +62,7 @@ def show_split(folder: PreparedFolder, config: DataConfig, console: Console) -> 
     )
 
 
-def show_texts(texts: TextFiles, split: str, console: Console) -> None:
+def _show_texts(texts: TextFiles, split: str, console: Console) -> None:
     """Prints the counts and a histogram of the lengths of a language model's texts."""
     symbols = int(texts.lengths.sum())
     console.print(f"{split}: {len(texts):,} texts, {symbols:,} symbols")
@@ -179,7 +179,7 @@ def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: 
         show_split(folder, config.data, console)
         show_chain(chain_of_run(config), console)
     else:
-        show_texts(TextFiles(folder.path, config.data.train), config.data.train, console)
+        _show_texts(TextFiles(folder.path, config.data.train), config.data.train, console)
         console.print(
             f"largest number of symbols in a batch (data.batch_symbols): "
             f"{config.data.batch_symbols:,}"

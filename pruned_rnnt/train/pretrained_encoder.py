@@ -9,9 +9,8 @@ from torch import nn
 
 from pruned_rnnt.config.load import ConfigError, load_config
 from pruned_rnnt.licences.chain import Origin
-from pruned_rnnt.model.pretrained_encoder.architecture import with_settings
-from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
-from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder
+from pruned_rnnt.model.transformers_encoder import TransformersEncoder
+from pruned_rnnt.model.transformers_model import TransformersConfig, with_settings
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig

@@ -1,4 +1,4 @@
-"""A finished or running training on disk: its configuration, checkpoints and model."""
+"""A run on disk: its configuration, checkpoints and model; runs that hold an untrained model."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import ConfigError, differences, from_dict, load_config, value_of
+from pruned_rnnt.config.load import (
+    ConfigError,
+    differences,
+    from_dict,
+    load_config,
+    to_dict,
+    to_yaml,
+    value_of,
+)
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.encoder_passes import set_chunks
+from pruned_rnnt.decode.encode import set_chunks
 from pruned_rnnt.model.build_model import build_model, fitted_model
-from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
 from pruned_rnnt.model.saved_file import UnusableFileError
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.train.engine.average import mean_of_states
+from pruned_rnnt.system.device import start_device
+from pruned_rnnt.train.engine.average import SpanMean, mean_between, mean_of_states
 from pruned_rnnt.train.engine.checkpoint import (
     CheckpointError,
     CheckpointFolder,
     load_checkpoint,
     save_checkpoint,
 )
-from pruned_rnnt.train.engine.parameter_mean import SpanMean, mean_between
 from pruned_rnnt.train.engine.run_files import run_tokenizer
 from pruned_rnnt.train.engine.train_config import AVERAGED_CHECKPOINTS, pick_device
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -248,3 +255,33 @@ def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any
     newest = load_checkpoint(chosen[-1])
     mean = mean_of_states([*states, newest["model"]])
     return chosen, {**newest, "model": mean, "average": None, "mean": None, "score": None}
+
+
+def check_is_new(output: Path) -> None:
+    """ValueError if the folder already holds a run."""
+    if RunFolder(output).config.exists():
+        raise ValueError(f"{output} already holds a run: choose another folder")
+
+
+def save_run(
+    model: SpeechModel, tokenizer: Tokenizer, config: ExperimentConfig, output: Path
+) -> None:
+    """Write the new folder `output` of a model that was imported, or joined from others.
+
+    It has config.yaml, tokens/ and the checkpoint of step 0 as after training, without the state of
+    a training.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(RunFolder(output).tokens)
+    CheckpointFolder(RunFolder(output).checkpoints).save(
+        0,
+        {
+            "config": to_dict(config),
+            "vocab_size": model.vocab_size,
+            "model": model.state_dict(),
+            "average": None,
+            "counters": {"step": 0},
+            "score": None,
+        },
+    )
+    RunFolder(output).config.write_text(to_yaml(config), encoding="utf-8")

@@ -16,23 +16,26 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
-from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.features import FBANK, SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
-from pruned_rnnt.decode.timing.calibration import Calibration
+from pruned_rnnt.decode.calibration import Calibration
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.system.openmp import sharing_processors
 from pruned_rnnt.system.usage_errors import UsageError
-from pruned_rnnt.transcribe.batch_decoder import BatchDecoder, BestPaths
-from pruned_rnnt.transcribe.batch_input import BatchInput
+from pruned_rnnt.transcribe.batch_input import BatchDecoder, BatchInput, BestPaths
 from pruned_rnnt.transcribe.batches import SegmentBatches
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.joined_path import JoinedPath
-from pruned_rnnt.transcribe.read_ahead import read_ahead
-from pruned_rnnt.transcribe.recordings import Audio, AudioList, RecordingReader, WholeRecording
+from pruned_rnnt.transcribe.recordings import (
+    Audio,
+    AudioList,
+    RecordingReader,
+    WholeRecording,
+    read_ahead,
+)
 from pruned_rnnt.transcribe.segments import Segment, SegmentConfig, SpeechDetector
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.speech_silero import SileroDetector

@@ -1,4 +1,5 @@
-"""The features of segments and whole recordings as one batch on the device.
+"""The features of segments and whole recordings as one batch on the device, and the interface of
+its decoder.
 
 Nothing here waits for the device.
 
@@ -7,7 +8,7 @@ Axes: N batch, T feature frames, F mel bins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +17,11 @@ from torch import Tensor, nn
 
 from pruned_rnnt.data.audio.features import FRAME_SAMPLES, batch_features, frame_count
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, as_floats
+from pruned_rnnt.decode.head_paths import HeadPath
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.model.shape_steps import BatchPadding
-from pruned_rnnt.system.host_copy import to_device
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.system.device import to_device
 from pruned_rnnt.transcribe.lost_speech import Stretch
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.segments import Segment
@@ -125,3 +129,25 @@ def _padded(segments: Sequence[Tensor], frames: int, device: torch.device) -> Te
     longest = max(segments, key=len)
     padded = [nn.functional.pad(longest, (0, 0, 0, frames - len(longest))), *segments]
     return to_device(nn.utils.rnn.pad_sequence(padded, batch_first=True)[1:], device)
+
+
+# The best path through each utterance, and that of the CTC head, if there is one.
+BestPaths = list[tuple[Hypothesis, HeadPath | None]]
+
+
+class BatchDecoder(NamedTuple):
+    """Decodes batches.
+
+    best_paths: called with a batch and whether the paths of the CTC head are needed; makes the best
+        paths, and yields before it waits for the device.
+    device: where it decodes.
+    least_frames: feature frames that a segment needs; shorter segments have no path.
+    frame_step: feature frames of an output frame.
+    needs_samples: whether the batches need samples, because the model has features of its own.
+    """
+
+    best_paths: Callable[[BatchInput, bool], Generator[None, None, BestPaths]]
+    device: torch.device
+    least_frames: int
+    frame_step: int = SUBSAMPLING_FACTOR
+    needs_samples: bool = False

@@ -16,15 +16,20 @@ from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
-from pruned_rnnt.system.host_copy import HostCopy
+from pruned_rnnt.system.device import HostCopy
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
-from pruned_rnnt.transcribe.batch_decoder import BatchDecoder
 from pruned_rnnt.transcribe.batch_input import (
+    BatchDecoder,
     batch_input,
     part_frames,
 )
 from pruned_rnnt.transcribe.head_evidence import disagreements
-from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
+from pruned_rnnt.transcribe.joined_path import (
+    DecodedSegment,
+    JoinedPath,
+    RecordingPath,
+    SegmentPlace,
+)
 from pruned_rnnt.transcribe.lost_speech import (
     FoundPath,
     Mark,
@@ -41,7 +46,6 @@ from pruned_rnnt.transcribe.quiet_speech import Compared, missing_gain
 from pruned_rnnt.transcribe.recordings import WholeRecording
 from pruned_rnnt.transcribe.second_decoding import SecondDecoding
 from pruned_rnnt.transcribe.segments import LostSpeech, Segment
-from pruned_rnnt.transcribe.transcription import DecodedSegment, RecordingPath
 
 logger = logging.getLogger(__name__)
 

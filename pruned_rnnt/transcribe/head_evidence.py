@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+from pruned_rnnt.decode.head_paths import Spikes
 from pruned_rnnt.decode.scoring.error_statistics import align_words
-from pruned_rnnt.decode.timing.head_paths import Spikes
 from pruned_rnnt.transcribe.lost_speech import LEAST_FRAMES, UNSURE, FoundPath, Stretch
 
 # So many symbols in a row that only the head has are lost; heads invent single ones.

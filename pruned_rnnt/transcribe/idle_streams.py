@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.rows import Rows, take_rows
+from pruned_rnnt.decode.search.states import Rows, take_rows
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 
 # Differences by rounding, relative to the largest number of a stream's tensor. In float32, those of

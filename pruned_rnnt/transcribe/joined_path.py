@@ -1,17 +1,25 @@
-"""The path of a whole recording, from those of its segments."""
+"""The path of a whole recording, from those of its segments, which are joined at words that both
+contain.
+
+Where windows overlap, the words near the end of the first lack the audio after them, and those near
+the beginning of the second the audio before them. The join is a word that both recognised at about
+the same time, as far as possible from both edges.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.decode.calibration import Calibration
+from pruned_rnnt.decode.head_paths import HeadPath
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.decode.word_times import (
+    FEATURE_SECONDS,
+    FRAME_SECONDS,
     WORD_START,
     TimedToken,
     WordPart,
@@ -19,8 +27,80 @@ from pruned_rnnt.decode.word_times import (
     word_parts,
     word_spans,
 )
-from pruned_rnnt.transcribe.join import TimedUnit, join
 from pruned_rnnt.transcribe.lost_speech import Mark, clipped
+
+# Models place the same word at times that differ by this much from window to window.
+_TOLERANCE_SECONDS = 0.6
+# Longer runs of agreeing words than this are not preferred.
+_MOST_AGREEING = 3
+
+
+class TimedUnit(NamedTuple):
+    """A word, or a symbol of a model without words.
+
+    symbols: its ids. stop: position after its last symbol in the path. start, end: in seconds.
+    """
+
+    symbols: tuple[int, ...]
+    stop: int
+    start: float
+    end: float
+
+    @property
+    def middle(self) -> float:
+        return (self.start + self.end) / 2
+
+
+class Join(NamedTuple):
+    """keep: symbols that are kept of the first path; skip: symbols left out of the second one."""
+
+    keep: int
+    skip: int
+
+
+def join(first: Sequence[TimedUnit], second: Sequence[TimedUnit], begin: float, end: float) -> Join:
+    """The join of two paths that overlap from `begin` to `end`, in seconds.
+
+    Of the words that agree, the join is in the longest run (up to three words count), and there at
+    the one whose two times are closest to each other and to the middle of the overlap. If none
+    agree, the first path is used up to the middle and the second one from there on.
+    """
+    middle = (begin + end) / 2
+    places = [
+        (min(_agreeing(first, second, i, j), _MOST_AGREEING), -_distance(one, other, middle), i, j)
+        for i, one in enumerate(first)
+        for j, other in enumerate(second)
+        if one.end > begin and other.start < end and _agree(one, other)
+    ]
+    if places:
+        *_, i, j = max(places)
+        return Join(first[i].stop, second[j].stop)
+    keep = max((unit.stop for unit in first if unit.middle < middle), default=0)
+    skip = max((unit.stop for unit in second if unit.middle < middle), default=0)
+    return Join(keep, skip)
+
+
+def _agree(one: TimedUnit, other: TimedUnit) -> bool:
+    return one.symbols == other.symbols and abs(one.middle - other.middle) < _TOLERANCE_SECONDS
+
+
+def _distance(one: TimedUnit, other: TimedUnit, middle: float) -> float:
+    """Seconds between the two words, and from the first to the middle of the overlap."""
+    return abs(one.middle - other.middle) + abs(one.middle - middle)
+
+
+def _agreeing(first: Sequence[TimedUnit], second: Sequence[TimedUnit], i: int, j: int) -> int:
+    """The number of words in a row that agree, around words i and j."""
+    before = after = 0
+    while i > before and j > before and _agree(first[i - before - 1], second[j - before - 1]):
+        before += 1
+    while (
+        i + after + 1 < len(first)
+        and j + after + 1 < len(second)
+        and _agree(first[i + after + 1], second[j + after + 1])
+    ):
+        after += 1
+    return before + 1 + after
 
 
 class SegmentPlace(NamedTuple):
@@ -157,3 +237,47 @@ class JoinedPath:
             )
             for i, j in spans
         ]
+
+
+class DecodedSegment(NamedTuple):
+    """The best path through a segment, that of the CTC head, if there is one, and its marks."""
+
+    hypothesis: Hypothesis
+    head: HeadPath | None
+    place: SegmentPlace
+    marks: Sequence[Mark] = ()
+
+
+@dataclass
+class RecordingPath:
+    """What is known of one recording.
+
+    error: why it could not be read or decoded.
+    frames, warning: feature frames, and the warning of the transcription; known at the end.
+    segments: how many were added; waiting: how many of them are not decoded yet.
+    """
+
+    path: JoinedPath
+    error: Exception | None = None
+    frames: int = 0
+    warning: str = ""
+    segments: int = 0
+    waiting: int = 0
+    _decoded: dict[int, DecodedSegment | None] = field(default_factory=dict)
+    _joined: int = 0
+
+    def add(self) -> int:
+        """The number of the next segment, which waits to be decoded."""
+        self.segments += 1
+        self.waiting += 1
+        return self.segments - 1
+
+    def decoded(self, number: int, segment: DecodedSegment | None) -> None:
+        """Segments may be decoded in any order; None: it has no path."""
+        self.waiting -= 1
+        self._decoded[number] = segment
+        while self._joined in self._decoded:
+            found = self._decoded.pop(self._joined)
+            self._joined += 1
+            if found is not None:
+                self.path.append(*found)

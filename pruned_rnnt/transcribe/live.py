@@ -1,16 +1,50 @@
-"""Live transcription of raw samples: text out, while the audio is still arriving."""
+"""Live transcription: raw samples from standard input or a microphone in, and text out while the
+audio is still arriving.
+
+Samples are signed 16 bits, one channel, 16 kHz. Standard input may have a wav header before them
+(arecord writes one) with any rate and several channels. Other formats raise an error that names
+them.
+
+Axes: S samples, C channels.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from pruned_rnnt.data.audio.audio_file import rate_problem
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
+from pruned_rnnt.data.audio.file_headers import PCM, WavHeader, is_wav, read_wav_header
+from pruned_rnnt.data.audio.samples import MOST_CHANNELS
+from pruned_rnnt.system.optional_packages import require
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.stream import Stream
 from pruned_rnnt.transcribe.stream_group import step
+
+logger = logging.getLogger(__name__)
+
+_SIGNATURES = {
+    b"fLaC": "flac", b"OggS": "ogg or opus", b"ID3": "mp3", b"FORM": "aiff", b"caff": "caf",
+    b".snd": "au", b"NIST_1A": "sph", b"RF64": "rf64", b"riff": "wave64", b"ADIF": "aac",
+    b"\x1aE\xdf\xa3": "webm or matroska", b"\x30\x26\xb2\x75": "wma", b"#!AMR": "amr",
+}  # fmt: skip
+# Encoders of mp3 and aac name themselves within the first frame.
+_ENCODERS = (b"Xing", b"Info", b"LAME", b"Lavc")
+_PEEK_BYTES = 2048
+_ADVICE = (
+    "- reads 16-bit samples, of one channel at 16,000 Hz unless a wav header says otherwise: "
+    "pass a file name instead, or convert with `ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
+)
+# Programs that do not know the size write the largest number, some less the header.
+_UNKNOWN_BYTES = 2**31 - 2**16
+# Sound as floats is between these, and integers of 16 bits never are for so many in a row.
+_LEAST_FLOAT, _MOST_FLOAT, _LEAST_FLOATS = 1e-12, 1.0, 64
+_BYTES_PER_SAMPLE = 2
 
 
 class RawSource(Protocol):
@@ -82,3 +116,152 @@ def _decoded(stream: Stream, shown: _Shown, on_mark: Callable[[Mark], object]) -
             for mark in final.marks:
                 on_mark(mark)
         yield shown.up_to(stream.partial.stable)
+
+
+class SampleSource:
+    """A source with lookahead, which can be ended after a number of bytes.
+
+    Attributes:
+        layout: of its samples.
+    """
+
+    layout = RawLayout()
+
+    def __init__(self, source: RawSource) -> None:
+        self._source = source
+        self._peeked = b""
+        self._limit: int | None = None
+
+    def read(self, size: int, /) -> bytes:
+        if self._limit is not None:
+            size = min(size, self._limit)
+        data, self._peeked = self._peeked[:size], self._peeked[size:]
+        if not data and size:
+            data = self._source.read(size)
+        if self._limit is not None:
+            self._limit -= len(data)
+            if not data and 0 < self._limit < _UNKNOWN_BYTES:
+                logger.warning("standard input ended before its wav header says")
+        return data
+
+    def peek(self, size: int) -> bytes:
+        """The next `size` bytes, which stay in the source; fewer at its end."""
+        while len(self._peeked) < size and (data := self._source.read(size - len(self._peeked))):
+            self._peeked += data
+        return self._peeked[:size]
+
+    def read_all(self, size: int) -> bytes:
+        """Read `size` bytes; fewer at the end of the source."""
+        data = self.peek(size)
+        self._peeked = self._peeked[size:]
+        return data
+
+    def end_after(self, size: int) -> None:
+        self._limit = size
+
+
+def open_samples(source: RawSource) -> SampleSource:
+    """The raw samples of standard input, without a wav header.
+
+    Raises:
+        ValueError: the input is empty, in a format other than raw samples or wav, or a wav file of
+            another width, or of a rate or number of channels that streams do not take.
+    """
+    samples = SampleSource(source)
+    begin = samples.peek(_PEEK_BYTES)
+    if is_wav(begin):
+        _skip_wav_header(samples)
+    elif kind := _encoded_format(begin) or ("32-bit floats" if _are_floats(begin) else ""):
+        raise ValueError(f"standard input is {kind}; {_ADVICE}")
+    if len(samples.peek(2)) < 2:
+        raise ValueError("standard input has no samples")
+    return samples
+
+
+def _encoded_format(begin: bytes) -> str:
+    """The name of the audio format of data that starts with `begin`; empty for raw samples."""
+    for signature, name in _SIGNATURES.items():
+        if begin.startswith(signature):
+            return name
+    if begin[4:8] == b"ftyp":
+        return "m4a or mp4"
+    if begin[:1] == b"\xff" and any(name in begin for name in _ENCODERS):
+        return "mp3 or aac"
+    return ""
+
+
+def _are_floats(begin: bytes) -> bool:
+    """Whether raw samples are floats, which would be transcribed as loud noise."""
+    floats_S = np.frombuffer(begin[: len(begin) // 4 * 4], dtype=np.float32)
+    sizes_S = np.abs(floats_S[floats_S != 0])
+    is_sound_S = (sizes_S > _LEAST_FLOAT) & (sizes_S <= _MOST_FLOAT)
+    return len(sizes_S) >= _LEAST_FLOATS and bool(is_sound_S.all())
+
+
+def _skip_wav_header(samples: SampleSource) -> None:
+    header = read_wav_header(samples.read_all)
+    if header is None or not header.coding:
+        raise ValueError(f"standard input is a broken wav file; {_ADVICE}")
+    if (problem := _problem(header)) is not None:
+        what = "PCM" if header.coding == PCM else f"format {header.coding}"
+        raise ValueError(
+            f"standard input is wav, {what}: {header.channels} channels of {header.bits} bits at "
+            f"{header.rate:,} Hz{problem}; {_ADVICE}"
+        )
+    samples.layout = RawLayout(header.rate, header.channels)
+    # A program that writes to a pipe does not know the size and writes 0 or the largest value.
+    if header.size:
+        samples.end_after(header.size)
+
+
+def _problem(header: WavHeader) -> str | None:
+    """Why streams do not take these samples, to be appended to what they are; None if they do."""
+    if (header.coding, header.bits) != (PCM, 16):
+        return ""
+    if not 1 <= header.channels <= MOST_CHANNELS:
+        return f", needs 1 to {MOST_CHANNELS} channels"
+    if problem := rate_problem(header.rate):
+        return f" ({problem})"
+    return None
+
+
+@contextmanager
+def microphone() -> Iterator[Microphone]:
+    """Open the default input device: one channel of 16-bit samples at 16 kHz.
+
+    Raises:
+        MissingPackageError: sounddevice is not installed.
+        OSError: PortAudio is not installed, or the microphone cannot be opened.
+    """
+    require("sounddevice")
+    try:
+        import sounddevice
+    except OSError as error:
+        raise OSError(
+            f"sounddevice cannot find PortAudio ({error}): install it; on Debian and Ubuntu, run "
+            "apt-get install libportaudio2"
+        ) from error
+    try:
+        with sounddevice.RawInputStream(SAMPLING_RATE, channels=1, dtype="int16") as stream:
+            yield Microphone(stream)
+    except sounddevice.PortAudioError as error:
+        raise OSError(f"cannot open the microphone: {error}") from error
+
+
+class Microphone:
+    """A source of raw samples that ends when the user presses Ctrl-C."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._has_warned = False
+
+    def read(self, size: int) -> bytes:
+        """`size` bytes; no bytes after Ctrl-C."""
+        try:
+            data, overflowed = self._stream.read(size // _BYTES_PER_SAMPLE)
+        except KeyboardInterrupt:
+            return b""
+        if overflowed and not self._has_warned:
+            logger.warning("samples were lost: this machine is too slow to transcribe in real time")
+            self._has_warned = True
+        return bytes(data)

@@ -20,9 +20,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes
+from pruned_rnnt.decode.head_paths import HeadPath, Spikes
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 
 # The symbol at a frame may belong to the speech of so many feature frames before and after it; the

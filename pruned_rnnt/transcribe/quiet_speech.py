@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes
+from pruned_rnnt.decode.head_paths import HeadPath, Spikes
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.transcribe.head_evidence import different
 from pruned_rnnt.transcribe.lost_speech import FoundPath, Stretch
 from pruned_rnnt.transcribe.speech_energy import in_long_rows, local_speech

@@ -7,21 +7,20 @@ from collections.abc import Generator
 import torch
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.build_search import build_search, build_stream_search, launch_search
+from pruned_rnnt.decode.calibration import Calibration
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search, build_stream_search, launch_search
 from pruned_rnnt.decode.encode import compute_dtype, encode_padded
-from pruned_rnnt.decode.frame_times import frame_seconds
+from pruned_rnnt.decode.head_paths import launch_head_paths
 from pruned_rnnt.decode.search.streaming import StreamDecoder
-from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.decode.timing.head_paths import launch_head_paths
+from pruned_rnnt.decode.word_times import frame_seconds
 from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.linear import transpose_in_memory
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
-from pruned_rnnt.transcribe.batch_decoder import BestPaths
-from pruned_rnnt.transcribe.batch_input import BatchInput
+from pruned_rnnt.transcribe.batch_input import BatchInput, BestPaths
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.stream import Stream, StreamModel

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pruned_rnnt.system.host_copy import HostCopy
-from pruned_rnnt.transcribe.batch_decoder import BatchDecoder
-from pruned_rnnt.transcribe.batch_input import BatchInput, amplified, parts_of_batch
+from pruned_rnnt.system.device import HostCopy
+from pruned_rnnt.transcribe.batch_input import BatchDecoder, BatchInput, amplified, parts_of_batch
 from pruned_rnnt.transcribe.head_evidence import disagreements, may_be_invented
 from pruned_rnnt.transcribe.joined_path import SegmentPlace
 from pruned_rnnt.transcribe.lost_speech import (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from pruned_rnnt.config.checks import check_seconds
 from pruned_rnnt.data.audio.features import FEATURE_DIM, FRAME_SAMPLES
 from pruned_rnnt.data.audio.waveform import FloatArray
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS
 from pruned_rnnt.transcribe.speech_energy import is_digital_silence
 
 LostSpeech = Literal["retry", "mark", "ignore"]

@@ -8,15 +8,20 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
-from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.live_audio import LiveAudio
+from pruned_rnnt.data.audio.features import FBANK, SAMPLING_RATE, FeatureKind
+from pruned_rnnt.data.audio.samples import LiveAudio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
-from pruned_rnnt.decode.search.stream_search import Arc, Continuation, StreamPath
-from pruned_rnnt.decode.search.streaming import StreamDecoder
-from pruned_rnnt.decode.timing.calibration import Calibration
-from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words, word_spans
+from pruned_rnnt.decode.calibration import Calibration
+from pruned_rnnt.decode.search.interface import Continuation
+from pruned_rnnt.decode.search.streaming import Arc, StreamDecoder, StreamPath
+from pruned_rnnt.decode.word_times import (
+    FEATURE_SECONDS,
+    FRAME_SECONDS,
+    TimedWord,
+    timed_tokens,
+    timed_words,
+    word_spans,
+)
 from pruned_rnnt.transcribe.endpoints import EndpointConfig, Reason
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.stream_marks import NeedsSpeech, StreamMarks

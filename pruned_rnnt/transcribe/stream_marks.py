@@ -15,12 +15,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.stream_search import Arc
-from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes
+from pruned_rnnt.decode.head_paths import HeadPath, Spikes
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.decode.search.streaming import Arc
 from pruned_rnnt.model.speech_model import BLANK
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
-from pruned_rnnt.system.host_copy import to_device
+from pruned_rnnt.system.device import to_device
 from pruned_rnnt.transcribe.head_evidence import disagreements, head_frames
 from pruned_rnnt.transcribe.lost_speech import (
     LEAST_FRAMES,

@@ -1,4 +1,4 @@
-"""`pruned-rnnt transcribe`: check the options, transcribe files or live audio."""
+"""`pruned-rnnt transcribe`: check the options, find the files, transcribe files or live audio."""
 
 from __future__ import annotations
 
@@ -10,26 +10,57 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pruned_rnnt.data.audio.audio_file import seconds_in_header
+from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, seconds_in_header
 from pruned_rnnt.decode.word_times import ctm_name
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
-from pruned_rnnt.transcribe.inputs import AudioInput, audio_inputs
 from pruned_rnnt.transcribe.live import RawLayout, RawSource, transcribe_raw
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.stream import Stream
-from pruned_rnnt.transcribe.transcription import Transcription
-from pruned_rnnt.transcribe.transcripts import mark_text, transcript
+from pruned_rnnt.transcribe.transcription import Transcription, mark_text, transcript
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 # File name suffixes that differ from the name of the format.
 _SUFFIXES = {"text": "txt"}
+
+
+class AudioInput(NamedTuple):
+    """An audio file and the name of its transcript.
+
+    name: without the suffix: the file's name, or its path below the folder that was searched.
+    """
+
+    path: Path
+    name: str
+
+
+def audio_inputs(arguments: Sequence[str]) -> list[AudioInput]:
+    """The files named, and the audio files in the folders named, at any depth, sorted by path.
+
+    Raises:
+        UsageError: a folder has no audio files.
+    """
+    return [found for argument in arguments for found in _inputs(Path(argument))]
+
+
+def _inputs(path: Path) -> Iterator[AudioInput]:
+    if not path.is_dir():
+        yield AudioInput(path, path.stem)
+        return
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES)
+    files = [file for file in files if file.is_file()]
+    if not files:
+        raise UsageError(
+            f"no audio files below {path}: expected files that end in {', '.join(AUDIO_SUFFIXES)}"
+        )
+    for file in files:
+        yield AudioInput(file, file.relative_to(path).with_suffix("").as_posix())
 
 
 def start_live(recogniser: AudioRecogniser, options: argparse.Namespace) -> Stream:

@@ -1,19 +1,30 @@
-"""The transcriptions of recordings, from the paths of their segments."""
+"""The transcription of a recording, and its formats: text, JSON lines, subtitles and CTM."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath
-from pruned_rnnt.decode.word_times import TimedWord, words_of_parts
-from pruned_rnnt.transcribe.joined_path import JoinedPath, SegmentPlace
+from pruned_rnnt.decode.word_times import (
+    FEATURE_SECONDS,
+    TimedWord,
+    ctm_name,
+    ctm_text,
+    words_of_parts,
+)
+from pruned_rnnt.transcribe.joined_path import RecordingPath
 from pruned_rnnt.transcribe.lost_speech import Mark
+
+# A subtitle ends at a pause, or before it becomes too long to read.
+_PAUSE_SECONDS = 0.8
+_MOST_SECONDS = 6.0
+_MOST_CHARACTERS = 80
+# And other control characters; surrogates stand for bytes that are no UTF-8.
+_LINE_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,50 +51,6 @@ class Transcription:
         return self.text
 
 
-class DecodedSegment(NamedTuple):
-    """The best path through a segment, that of the CTC head, if there is one, and its marks."""
-
-    hypothesis: Hypothesis
-    head: HeadPath | None
-    place: SegmentPlace
-    marks: Sequence[Mark] = ()
-
-
-@dataclass
-class RecordingPath:
-    """What is known of one recording.
-
-    error: why it could not be read or decoded.
-    frames, warning: feature frames, and the warning of the transcription; known at the end.
-    segments: how many were added; waiting: how many of them are not decoded yet.
-    """
-
-    path: JoinedPath
-    error: Exception | None = None
-    frames: int = 0
-    warning: str = ""
-    segments: int = 0
-    waiting: int = 0
-    _decoded: dict[int, DecodedSegment | None] = field(default_factory=dict)
-    _joined: int = 0
-
-    def add(self) -> int:
-        """The number of the next segment, which waits to be decoded."""
-        self.segments += 1
-        self.waiting += 1
-        return self.segments - 1
-
-    def decoded(self, number: int, segment: DecodedSegment | None) -> None:
-        """Segments may be decoded in any order; None: it has no path."""
-        self.waiting -= 1
-        self._decoded[number] = segment
-        while self._joined in self._decoded:
-            found = self._decoded.pop(self._joined)
-            self._joined += 1
-            if found is not None:
-                self.path.append(*found)
-
-
 def transcriptions(
     recordings: Sequence[RecordingPath], tokenizer: Tokenizer
 ) -> list[Transcription | Exception]:
@@ -108,3 +75,91 @@ def transcriptions(
         )
         for recording, text, own, own_symbols in zip(recordings, texts, words, symbols, strict=True)
     ]
+
+
+def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
+    """The transcript of one file in the format `kind`; every line ends with a line break.
+
+    text: `name<tab>text`, then with `times` a line `start end word` for each word. It is no table
+        for spreadsheets, which may run a text that begins with = + - or @ as a formula.
+    jsonl: one object with file, seconds, text, score (log-probability of the path), warning (empty
+        if there is none), words, each with start, end and confidence, and marks, each with kind,
+        start and end; of models with language tags also the language.
+    srt: numbered subtitles; a mark is one in brackets.
+    ctm: `name 1 start duration word confidence` for each word; a mark is a comment.
+    """
+    if kind != "jsonl":
+        # A line break in a file's name would begin another line.
+        name = _LINE_BREAKS.sub(lambda found: ascii(found[0])[1:-1], name)
+    if kind == "srt":
+        return _srt(result)
+    if kind == "ctm":
+        words = ((w.word, w.start, w.end, w.confidence) for w in result.words)
+        notes = "".join(f";; {ctm_name(name)} 1 {mark_text(mark)}\n" for mark in result.marks)
+        return ctm_text(name, words) + notes
+    if kind == "jsonl":
+        words_of_file = [
+            {"word": w.word, "start": w.start, "end": w.end, "confidence": w.confidence}
+            for w in result.words
+        ]
+        values = {
+            "file": name,
+            "seconds": result.seconds,
+            "text": result.text,
+            **({"language": result.language} if result.language else {}),
+            "score": round(result.score, 4),
+            "warning": result.warning,
+            "words": words_of_file,
+            "marks": [mark._asdict() for mark in result.marks],
+        }
+        return json.dumps(values, ensure_ascii=False) + "\n"
+    lines = [f"{name}\t{result.text}"]
+    if times:
+        timed = [(w.start, w.end, w.word) for w in result.words]
+        timed += [(mark.start, mark.end, f"[{mark.kind}]") for mark in result.marks]
+        lines += [f"{start:9.2f}{end:9.2f}  {text}" for start, end, text in sorted(timed)]
+    return "\n".join(lines) + "\n"
+
+
+def mark_text(mark: Mark) -> str:
+    """For example `3.20 to 4.60 s: speech without text`."""
+    return f"{mark.start:.2f} to {mark.end:.2f} s: {mark.kind}"
+
+
+def subtitles(words: Sequence[TimedWord]) -> list[list[TimedWord]]:
+    """Group words into subtitles: a new one at each pause, and before one is too long to read."""
+    parts: list[list[TimedWord]] = []
+    characters = 0
+    for word in words:
+        characters += 1 + len(word.word)
+        part = parts[-1] if parts else []
+        if (
+            not part
+            or word.start - part[-1].end > _PAUSE_SECONDS
+            or word.end - part[0].start > _MOST_SECONDS
+            or characters > _MOST_CHARACTERS
+        ):
+            parts.append([word])
+            characters = len(word.word)
+        else:
+            part.append(word)
+    return parts
+
+
+def _srt(result: Transcription) -> str:
+    shown = [
+        (part[0].start, part[-1].end, " ".join(word.word for word in part))
+        for part in subtitles(result.words)
+    ]
+    shown += [(mark.start, mark.end, f"[{mark.kind}]") for mark in result.marks]
+    return "\n".join(
+        f"{number}\n{_clock(start)} --> {_clock(end)}\n{text}\n"
+        for number, (start, end, text) in enumerate(sorted(shown), start=1)
+    )
+
+
+def _clock(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d},{rest % 1000:03d}"

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.decode.encode import Precision, encode_padded
-from pruned_rnnt.decode.frame_times import frame_seconds
+from pruned_rnnt.decode.decode_config import Precision
+from pruned_rnnt.decode.encode import encode_padded
+from pruned_rnnt.decode.word_times import frame_seconds
 from pruned_rnnt.model.speech_model import SpeechModel
 
 # The energy at an encoder frame is the mean over this many frames around it: 0.3 s.

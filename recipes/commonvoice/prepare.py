@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.corpus_recipe import CorpusRecipe, run_recipe
-from pruned_rnnt.data.prepare.table_sources import CommonVoiceFolders, common_voice_folders
+from pruned_rnnt.data.prepare.own_sources import CommonVoiceFolders, common_voice_folders
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 from pruned_rnnt.licences.chain import Licence

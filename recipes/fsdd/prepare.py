@@ -22,14 +22,17 @@ from pruned_rnnt.recipes.fsdd.splits import split_recordings
 from rich.console import Console
 
 from pruned_rnnt.data.input.prepared_folder import building
-from pruned_rnnt.data.prepare.corpus_options import check_before_work, tokenizer_of
+from pruned_rnnt.data.prepare.corpus_options import (
+    check_before_work,
+    options_for_json,
+    tokenizer_of,
+)
 from pruned_rnnt.data.prepare.generated_corpus import (
     UtteranceWriter,
     generate_splits,
     shard_ranges,
 )
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
-from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.shard_workers import stream_shards
 from pruned_rnnt.licences.chain import Licence
 

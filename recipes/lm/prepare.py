@@ -14,7 +14,7 @@ from rich.console import Console
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.lm_texts import write_texts
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building, write_report
-from pruned_rnnt.data.prepare.replacement import (
+from pruned_rnnt.data.prepare.corpus_options import (
     add_replace_argument,
     check_replaceable,
     options_for_json,

@@ -12,7 +12,11 @@ from rich.console import Console
 
 from pruned_rnnt.data.prepare.corpus_builder import BuildConfig, build_corpus
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
-from pruned_rnnt.data.prepare.corpus_options import add_output_arguments
+from pruned_rnnt.data.prepare.corpus_options import (
+    add_output_arguments,
+    check_replaceable,
+    options_for_json,
+)
 from pruned_rnnt.data.prepare.corpus_recipe import (
     Manifests,
     add_source_arguments,
@@ -20,11 +24,10 @@ from pruned_rnnt.data.prepare.corpus_recipe import (
     lhotse_download,
     read_manifests,
 )
-from pruned_rnnt.data.prepare.manifest_source import with_absolute_paths
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
-from pruned_rnnt.data.prepare.replacement import check_replaceable, options_for_json
 from pruned_rnnt.data.prepare.shard_writer import ShardConfig
 from pruned_rnnt.data.prepare.splits import NamedSplits
+from pruned_rnnt.data.prepare.toolkit_sources import with_absolute_paths
 from pruned_rnnt.licences.chain import Licence
 
 SPLIT = "noise"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lhotse.utils import resumable_download, safe_extract
 
-from pruned_rnnt.data.prepare.kaldi_source import KaldiSource
+from pruned_rnnt.data.prepare.toolkit_sources import KaldiSource
 
 NAME = "speechocean762"
 ARCHIVE = f"https://www.openslr.org/resources/101/{NAME}.tar.gz"

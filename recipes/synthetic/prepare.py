@@ -25,6 +25,7 @@ from pruned_rnnt.data.prepare.corpus_options import (
     add_common_arguments,
     add_count_arguments,
     check_before_work,
+    options_for_json,
     tokenizer_of,
 )
 from pruned_rnnt.data.prepare.generated_corpus import (
@@ -34,7 +35,6 @@ from pruned_rnnt.data.prepare.generated_corpus import (
     shard_ranges,
 )
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
-from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.speech_synthesis import ACCENTS, VARIANTS, SpeechEngine, Voice
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 from pruned_rnnt.licences.chain import Licence

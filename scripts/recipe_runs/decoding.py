@@ -16,7 +16,7 @@ import torch
 
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.decode.decode_set import decode_set
-from pruned_rnnt.decode.scoring.wer import confidence_interval, count_errors
+from pruned_rnnt.decode.scoring.error_rates import confidence_interval, count_errors
 from pruned_rnnt.train.engine.checkpoint import CheckpointError
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.tasks.lm_task import load_language_model

@@ -27,7 +27,7 @@ _MODULES = {
     "load_config": ("pruned_rnnt.config.load",),
     "ExperimentConfig": ("pruned_rnnt.train.experiment",),
     "Batch": ("pruned_rnnt.data.input.batch", "pruned_rnnt.data.batch"),
-    "TransducerModel": ("pruned_rnnt.model.transducer_model", "pruned_rnnt.model.transducer"),
+    "TransducerModel": ("pruned_rnnt.model.speech_model", "pruned_rnnt.model.transducer"),
     "Ranks": ("pruned_rnnt.train.engine.distributed", "pruned_rnnt.train.distributed"),
     "SpeechTask": ("pruned_rnnt.train.tasks.speech_task", "pruned_rnnt.train.speech"),
     "add_adapters": ("pruned_rnnt.model.lora",),

@@ -10,13 +10,12 @@ import soundfile
 import torch
 from lhotse import CutSet
 
-from pruned_rnnt.align.sources import align_file
-from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned
+from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned, align_file
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.decode.timing.head_paths import head_paths
+from pruned_rnnt.decode.head_paths import head_paths
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import WORDS, make_corpus, trained_run
 

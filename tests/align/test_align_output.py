@@ -13,10 +13,15 @@ from lhotse import CutSet, MonoCut, SupervisionSegment
 from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.align.align_command import write_alignments
-from pruned_rnnt.align.output import AlignmentWriter, cut_with_alignment, file_name, textgrid
+from pruned_rnnt.align.output import (
+    AlignmentPlace,
+    AlignmentWriter,
+    cut_with_alignment,
+    file_name,
+    textgrid,
+)
 from pruned_rnnt.align.utterance import AlignedUtterance
 from pruned_rnnt.decode.word_times import TimedToken, TimedWord
-from pruned_rnnt.run.alignments import AlignmentPlace
 from pruned_rnnt.run.result_inputs import ResultInputs
 
 

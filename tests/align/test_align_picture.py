@@ -16,8 +16,9 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
+from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search, search_batch
+from pruned_rnnt.decode.decode_set import search_batch
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import tiny_overrides
 

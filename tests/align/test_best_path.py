@@ -7,9 +7,8 @@ import torch
 
 from pruned_rnnt.align import best_path
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols, lattice_rows
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.predictor import LstmPredictorConfig, PredictorConfig
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.lattice_paths import joiner_log_probs, paths, weight
 from tests.tdt_paths import tdt_paths, tdt_scores
 from tests.tiny_models import randomise, tiny_conformer, tiny_model

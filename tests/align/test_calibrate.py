@@ -12,19 +12,19 @@ import torch
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.align.calibrate import calibrate, word_confidences
 from pruned_rnnt.cli import main
-from pruned_rnnt.data.audio.nemo_features import nemo_features
+from pruned_rnnt.data.audio.features import nemo_features
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.decode.decode_set import Decoded, decode_set
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.calibration import (
+from pruned_rnnt.decode.calibration import (
     Calibration,
     ConfidenceMap,
     SymbolTimes,
     read_calibration,
     save_calibration,
 )
-from pruned_rnnt.decode.timing.head_paths import head_paths
+from pruned_rnnt.decode.decode_set import Decoded, decode_set
+from pruned_rnnt.decode.head_paths import head_paths
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.decode.word_times import WORD_START
 from pruned_rnnt.export.model_file import load_model as load_exported
 from pruned_rnnt.interop.nemo.imported_model import import_model

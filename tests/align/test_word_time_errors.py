@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pruned_rnnt.decode.timing.calibration import Calibration, SymbolTimes, save_calibration
+from pruned_rnnt.decode.calibration import Calibration, SymbolTimes, save_calibration
 from scripts import word_time_errors
 from scripts.word_time_errors import TimeErrors, main, time_errors
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pruned_rnnt.compat import installed
+from pruned_rnnt.compat import package_names
 from tests.compat import nemo_stand_in
 from tests.compat.nemo_stand_in import DURATIONS, SYMBOLS, Made
 
@@ -19,12 +19,12 @@ _PACKAGES = ("k2", "torchaudio")
 def fresh_imports() -> Iterator[None]:
     """compat imports the packages again in the test, and after it."""
     before = _imported()
-    installed.imported_package.cache_clear()
+    package_names.imported_package.cache_clear()
     yield
     for name in _imported():
         del sys.modules[name]
     sys.modules.update(before)
-    installed.imported_package.cache_clear()
+    package_names.imported_package.cache_clear()
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.compat import nemo_loss
-from pruned_rnnt.compat.nemo_outputs import extra_outputs
-from pruned_rnnt.compat.nemo_tdt_loss import NemoTDTLoss
+from pruned_rnnt.compat.nemo_loss_modules import NemoTDTLoss, extra_outputs
 from tests.compat import nemo_stand_in
 from tests.compat.nemo_stand_in import Made
 from tests.tdt_paths import tdt_scores, tdt_total

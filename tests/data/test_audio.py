@@ -15,7 +15,7 @@ import torch
 from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.audio.features import audio_features, batch_features, fbank_extractor
-from pruned_rnnt.data.audio.wav import short_wav
+from pruned_rnnt.data.audio.file_headers import short_wav
 from pruned_rnnt.data.audio.waveform import resample
 
 SAMPLES = np.random.default_rng(0).integers(-(2**15), 2**15, 4000).astype(np.int16)

@@ -11,12 +11,10 @@ import torch
 from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.input.augmentation import (
+    LOG_ENERGY_PER_DB,
     AugmentationConfig,
     FeatureAugmenter,
     SpecAugmentConfig,
-)
-from pruned_rnnt.data.input.feature_transforms import (
-    LOG_ENERGY_PER_DB,
     add_noise,
     limit_band,
     stretch_time,

@@ -14,9 +14,8 @@ from lhotse import MonoCut, Recording
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
-from pruned_rnnt.data.input.augmentation_config import AugmentationConfig
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.loader import BatchLoader

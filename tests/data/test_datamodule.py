@@ -14,9 +14,8 @@ import torch
 from lhotse import CutSet
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text, encoder_frames
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.data_config import (
+    AugmentationConfig,
+    DataConfig,
+    JoiningConfig,
+    SpecAugmentConfig,
+)
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.joining import (
     DIGITAL_SILENCE,
-    JoiningConfig,
     groups_to_join,
     joined_utterances,
     silences_around,

@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
-from pruned_rnnt.data.audio.features import audio_features
-from pruned_rnnt.data.audio.live_audio import LiveAudio
+from pruned_rnnt.data.audio.features import FBANK, FeatureKind, audio_features
+from pruned_rnnt.data.audio.samples import LiveAudio
 from pruned_rnnt.data.audio.waveform import FloatArray, resample
 from tests.transcribe.random_model import sound
 

@@ -11,11 +11,14 @@ import sentencepiece
 
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.data.tokens.extended_tokenizer import extended_tokenizer
-from pruned_rnnt.data.tokens.normal_form import normal_form
+from pruned_rnnt.data.tokens.text_normalisation import normal_form
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
+from pruned_rnnt.data.tokens.train_tokenizer import (
+    TokenizerConfig,
+    extended_tokenizer,
+    train_tokenizer,
+)
+from pruned_rnnt.decode.scoring.error_rates import Transcript, count_errors
 from tests.data.locale_texts import LOCALES, each_locale, sample_texts
 from tests.data.own_corpus import prepare
 from tests.data.recorded_speech import write_audio

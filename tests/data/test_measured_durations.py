@@ -11,15 +11,14 @@ from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
 
 from pruned_rnnt.data.input import datamodule
 from pruned_rnnt.data.input.data_config import DataConfig
-from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.datamodule import DataModule, p99_duration
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.input.sampler import duration_bins
-from pruned_rnnt.data.input.training_durations import (
-    p99_duration,
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.train.engine.run_files import (
     read_p99_duration,
     save_p99_duration,
 )
-from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 
 # As recipes write them that append one corpus to another.
 DURATIONS = [1.0] * 30 + [12.0] * 15

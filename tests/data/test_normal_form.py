@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pruned_rnnt.data.tokens.normal_form import normal_form
-from pruned_rnnt.data.tokens.text_normalisation import TextConfig, language_code, normalise_text
+from pruned_rnnt.data.tokens.text_normalisation import (
+    TextConfig,
+    language_code,
+    normal_form,
+    normalise_text,
+)
 from tests.data.locale_texts import each_locale, sample_texts
 
 ZWNJ, ZWJ = "\u200c", "\u200d"

@@ -46,7 +46,7 @@ def test_prepare_resumes_after_a_kill(
             raise KeyboardInterrupt
         return write_shard(shard)
 
-    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_records.write_shard", stop_at_the_third)
+    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_writer.write_shard", stop_at_the_third)
     arguments = ["prepare", "own", str(table), "--output", str(tmp_path / "out"), "--num-jobs", "1"]
     # A run with another shard size leaves files that the last run has to remove.
     assert pruned_rnnt([*arguments, "--tokens", "char", *options, "--shard-size", "2"]) == 130
@@ -83,7 +83,7 @@ def test_prepare_resumes_after_a_full_disk(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write_shard(shard)
 
-    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_records.write_shard", full_at_the_third)
+    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_writer.write_shard", full_at_the_third)
     options = ["--tokens", "char", "--num-jobs", "1", "--shard-size", "3"]
     out = tmp_path / "out"
     assert pruned_rnnt(["prepare", "own", str(table), "--output", str(out), *options]) == 1

@@ -14,7 +14,7 @@ from lhotse import Recording, SupervisionSegment
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
-from pruned_rnnt.data.prepare.duplicate_ids import DuplicateIdMarker
+from pruned_rnnt.data.prepare.own_corpus import DuplicateIdMarker
 from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source
 from tests.data.recorded_speech import text_of, truncate, write_audio
 
@@ -339,7 +339,7 @@ def test_shards_are_reused_after_tokenizer_error(
     assert prepare(table, out, "--tokens", "bpe", "--vocab-size", "5") == 1
     error = capsys.readouterr().err
     assert "change --vocab-size or --tokens and run again" in error
-    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_records.write_shard", None)
+    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_writer.write_shard", None)
     assert prepare(table, out, "--tokens", "bpe", "--vocab-size", "60") == 0
     assert len(PreparedFolder(out).cuts("train")) == 4
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import building, write_report

@@ -15,8 +15,7 @@ from lhotse import CutSet
 from rich.console import Console
 
 from pruned_rnnt.cli import main as pruned_rnnt
-from pruned_rnnt.data.input.augmentation_config import AugmentationConfig, SpecAugmentConfig
-from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder

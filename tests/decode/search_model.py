@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
-from pruned_rnnt.model.predictor import AnyPredictorConfig, PredictorConfig, StatelessPredictor
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.model.predictor import (
+    AnyPredictorConfig,
+    LstmPredictorConfig,
+    PredictorConfig,
+    StatelessPredictor,
+)
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 from tests.tiny_models import randomise, tiny_conformer, tiny_model
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pruned_rnnt.decode.search.back_pointers import trace_hypotheses
-from pruned_rnnt.ops.search.beam_frames import BeamSteps
+from pruned_rnnt.ops.search.search_frames import BeamSteps
 
 
 @pytest.mark.parametrize("frames", [0, 1, 2, 3, 4, 5, 31, 32, 33, 100])

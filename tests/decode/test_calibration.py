@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from pruned_rnnt.decode.scoring.error_statistics import normalised_cross_entropy, right_words
-from pruned_rnnt.decode.timing.calibration import (
+from pruned_rnnt.decode.calibration import (
     Calibration,
     ConfidenceMap,
+    Distance,
     SymbolTimes,
+    fit_confidence,
+    fit_times,
     logit,
     read_calibration,
     save_calibration,
 )
-from pruned_rnnt.decode.timing.fit_calibration import Distance, fit_confidence, fit_times
-from pruned_rnnt.decode.timing.head_paths import head_paths
+from pruned_rnnt.decode.head_paths import head_paths
+from pruned_rnnt.decode.scoring.error_statistics import normalised_cross_entropy, right_words
 from tests.tiny_models import tiny_conformer, tiny_model
 
 BEFORE, AFTER = [0.1, 0.3, 0.05, 0.2], [0.2, 0.05, 0.15, 0.1]

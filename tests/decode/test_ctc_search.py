@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.search import ctc_alignment as ctc_alignment_module
 from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
-from pruned_rnnt.decode.search.ctc_greedy import CtcGreedySearch
-from pruned_rnnt.decode.search.ctc_prefix_beam import CtcPrefixBeamSearch
-from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.ctc_search import CtcGreedySearch, CtcPrefixBeamSearch
+from pruned_rnnt.decode.search.states import Rows
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import CtcModel, ctc_log_probs

@@ -16,7 +16,7 @@ from pruned_rnnt.decode.emission_delay import (
     summary_lines,
     word_delays,
 )
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.model.encoder_kinds import build_encoder, stream_encoder
 from pruned_rnnt.system.whole_files import write_lines
 from tests.tiny_corpus import make_corpus, trained_run

@@ -8,10 +8,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.encode import Precision, _has_bfloat16, compute_dtype, encode_padded
-from pruned_rnnt.decode.encoder_passes import choose_kernels
-from pruned_rnnt.decode.result_settings import label, result_settings
+from pruned_rnnt.decode.decode_config import DecodeConfig, Precision, label, result_settings
+from pruned_rnnt.decode.encode import _has_bfloat16, choose_kernels, compute_dtype, encode_padded
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.kernels.available import set_mode
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer

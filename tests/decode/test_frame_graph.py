@@ -19,10 +19,10 @@ from pruned_rnnt.decode.search import frame_graph
 from pruned_rnnt.decode.search.back_pointers import trace_hypotheses
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import Rows, start_predictor
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.decode.search.states import Rows, start_predictor
 from pruned_rnnt.model import captured_passes
-from pruned_rnnt.ops.search.beam_frames import BeamSteps
+from pruned_rnnt.ops.search.search_frames import BeamSteps
 from tests.decode.search_model import VOCAB, encoded, make_model
 
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.fusion.build import SymbolBonus
-from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
+from pruned_rnnt.decode.fusion.build import NeuralScorer, SymbolBonus
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
-from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.states import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.decode.search_model import (
     VOCAB,
     all_sequences,

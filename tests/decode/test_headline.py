@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pruned_rnnt.data.tokens.scripts import written_without_spaces
-from pruned_rnnt.decode.scoring.headline import SetErrors, errors_by_language, language_lines
-from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
+from pruned_rnnt.decode.scoring.error_rates import (
+    SetErrors,
+    Transcript,
+    errors_by_language,
+    language_lines,
+)
 from tests.data.locale_texts import LOCALES
 
 WITHOUT_SPACES = {"ja", "th", "zh-CN"}

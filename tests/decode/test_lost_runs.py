@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pruned_rnnt.decode.decode_output import lost_lines
+from pruned_rnnt.decode.scoring.error_rates import Transcript
 from pruned_rnnt.decode.scoring.error_statistics import lost_runs
-from pruned_rnnt.decode.scoring.wer import Transcript
-from pruned_rnnt.decode.set_summary import lost_lines
 
 
 def transcript(reference: str, hypothesis: str) -> Transcript:

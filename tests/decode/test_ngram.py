@@ -17,7 +17,7 @@ from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_token
 from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.fusion.ngram_files import read_texts, symbol_bigrams
-from pruned_rnnt.decode.search.scorer import TokenScorer
+from pruned_rnnt.decode.search.states import TokenScorer
 from tests.decode.search_model import encoded, make_model, modified_beam_search
 from tests.tiny_corpus import make_corpus
 

@@ -13,16 +13,13 @@ import pytest
 import torch
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.data.input.batch_identity import BatchIdentity
+from pruned_rnnt.data.input.batch import Batch, BatchIdentity
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig, label, result_settings
 from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.result_settings import label, result_settings
-from pruned_rnnt.run.measured import measurement_path
 from pruned_rnnt.run.result_file import find_results
 from pruned_rnnt.run.result_inputs import ResultInputs
-from pruned_rnnt.run.results import free_stem
+from pruned_rnnt.run.results import free_stem, measurement_path
 from tests.report.run_folders import transcript, write_decoded
 from tests.tiny_corpus import trained_run
 

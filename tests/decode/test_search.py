@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search
+from pruned_rnnt.decode.build_search import build_search
+from pruned_rnnt.decode.decode_config import DecodeConfig, result_settings
+from pruned_rnnt.decode.decode_config import label as result_label
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
-from pruned_rnnt.decode.result_settings import label as result_label
-from pruned_rnnt.decode.result_settings import result_settings
 from pruned_rnnt.decode.search import host_search
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch, greedy_search
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.model.lstm_predictor import LstmPredictor
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.model.model_config import LossConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.predictor import LstmPredictor
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 from tests.decode.search_model import (
     UNKNOWN,

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from pruned_rnnt.decode.fusion.build import NeuralScorer
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
-from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.word_ngram import WordNgram
 from pruned_rnnt.decode.fusion.word_scorer import WordNgramScorer
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch, greedy_search
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import start_predictor
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.decode.search.states import start_predictor
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from tests.decode.search_model import UNKNOWN, VOCAB, encoded, make_model
 

@@ -9,9 +9,9 @@ import kaldialign
 import numpy as np
 import pytest
 
+from pruned_rnnt.decode.scoring.error_rates import Transcript, confidence_interval
 from pruned_rnnt.decode.scoring.error_statistics import align_words
 from pruned_rnnt.decode.scoring.significance import paired_difference, rate_interval
-from pruned_rnnt.decode.scoring.wer import Transcript, confidence_interval
 
 FIRST, SECOND, WORDS = (2, 0, 3, 1), (1, 0, 1, 2), (4, 5, 6, 3)
 

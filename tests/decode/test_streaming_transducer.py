@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.build_search import build_search, build_stream_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search, build_stream_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.stream_search import Continuation, StreamPath
-from pruned_rnnt.decode.search.streaming import StreamDecoder
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.decode.search.interface import Continuation, Hypothesis
+from pruned_rnnt.decode.search.streaming import StreamDecoder, StreamPath
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.tiny_models import tiny_conformer, tiny_model
 
 UNKNOWN = 2

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.decode.search.states import Rows
 from pruned_rnnt.decode.search.tdt_beam import TdtBeamSearch
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.decode.search_model import UNKNOWN, VOCAB, encoded, make_model
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.search.greedy import GreedySearch
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.search.tdt_greedy import TdtGreedySearch, _GraphWalk
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.decode.search_model import UNKNOWN, encoded, make_model
 from tests.decode.test_frame_graph import replace_cuda_graphs
 from tests.tiny_models import tiny_conformer, tiny_model

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.decode.timing.calibration import Calibration, ConfidenceMap, SymbolTimes
-from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.decode.calibration import Calibration, ConfidenceMap, SymbolTimes
+from pruned_rnnt.decode.head_paths import HeadPath
 from pruned_rnnt.decode.word_times import timed_tokens, timed_words, word_spans
 
 

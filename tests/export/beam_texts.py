@@ -10,7 +10,7 @@ import torch
 from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
-from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
+from pruned_rnnt.decode.scoring.error_rates import Transcript, count_errors
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.train.run import LoadedModel
 

@@ -18,7 +18,7 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_on
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.torch_folder import export_torch
 from pruned_rnnt.export.verify import run_recognise, verify
-from pruned_rnnt.interop.icefall.zipformer_export import export_icefall
+from pruned_rnnt.interop.icefall_model import export_icefall
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig

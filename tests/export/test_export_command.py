@@ -17,13 +17,13 @@ import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.data.input.training_durations import read_p99_duration
-from pruned_rnnt.decode.scoring.wer import ErrorCounts
+from pruned_rnnt.decode.scoring.error_rates import ErrorCounts
 from pruned_rnnt.export.graphs import Graph, decoder, joiner
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.verify import run_recognise, verify
-from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.quantise.measured_files import FileErrors, file_errors
+from pruned_rnnt.model.speech_model import TransducerModel
+from pruned_rnnt.quantise.measurements import FileErrors, file_errors
+from pruned_rnnt.train.engine.run_files import read_p99_duration
 from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from scripts import export_speed

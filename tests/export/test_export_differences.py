@@ -8,7 +8,7 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.export.differences import check_predictor, differences
 from pruned_rnnt.export.readme import onnx_use
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.model.predictor import LstmPredictorConfig
 from pruned_rnnt.system.usage_errors import ExportError
 from tests.tiny_models import tiny_model
 

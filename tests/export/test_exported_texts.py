@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from pruned_rnnt.data.tokens.normal_form import normal_form
+from pruned_rnnt.data.tokens.text_normalisation import normal_form
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME

@@ -13,7 +13,7 @@ from pruned_rnnt.export import graphs
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.streaming_graphs import StreamingConformerGraph
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
 from tests.tiny_models import tiny_conformer, tiny_model
 

@@ -13,8 +13,8 @@ from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_token
 from pruned_rnnt.export.model_file import ModelFile, load_model, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
 from pruned_rnnt.export.torch_folder import export_torch
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.predictor import LstmPredictorConfig
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig

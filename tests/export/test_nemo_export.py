@@ -18,17 +18,16 @@ from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_token
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.model_file import ModelFile
+from pruned_rnnt.export.nemo_graphs import LstmDecoderGraph
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.tdt_features import has_floor, sherpa_features
-from pruned_rnnt.export.tdt_graphs import LstmDecoderGraph
 from pruned_rnnt.export.verify import verify
 from pruned_rnnt.interop.nemo.imported_model import import_model
 from pruned_rnnt.model.fastconformer import FastConformerConfig
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
-from pruned_rnnt.model.speech_model import CtcModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.predictor import LstmPredictorConfig
+from pruned_rnnt.model.speech_model import CtcModel, TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 from tests.export.test_tdt_export import WORDS, audio  # noqa: F401
 from tests.interop.test_parakeet import written

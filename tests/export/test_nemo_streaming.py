@@ -17,13 +17,12 @@ from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.export.differences import differences
-from pruned_rnnt.export.graph_pair import Pair
 from pruned_rnnt.export.model_file import ModelFile
-from pruned_rnnt.export.nemo_streaming_graphs import nemo_stream
+from pruned_rnnt.export.nemo_graphs import nemo_stream
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx, exported_graphs
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.tdt_features import sherpa_features
-from pruned_rnnt.export.verify import run_recognise, verify
+from pruned_rnnt.export.verify import Pair, run_recognise, verify
 from pruned_rnnt.interop.nemo.imported_model import import_model
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.system.usage_errors import ExportError

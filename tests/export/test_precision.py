@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pruned_rnnt.export.onnx_layers import layers, shorten_names, tidy
 from pruned_rnnt.export.precision import (
     QUANTISED,
     QuantisedPrecision,
+    layers,
     rounded_weight,
+    shorten_names,
+    tidy,
     write_quantised,
 )
 from tests.export.matrix_models import relative_error, rows, run, write_model

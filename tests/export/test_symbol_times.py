@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pruned_rnnt.data.audio.features import audio_features
+from pruned_rnnt.decode.build_search import build_search, build_stream_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search, build_stream_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx

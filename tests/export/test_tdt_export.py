@@ -17,18 +17,18 @@ import pruned_rnnt
 from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.export.differences import differences
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.model_file import ModelFile
+from pruned_rnnt.export.nemo_graphs import tdt_tokens
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
 from pruned_rnnt.export.tdt_features import KaldiFeatures, sherpa_features
-from pruned_rnnt.export.tdt_graphs import tdt_tokens
 from pruned_rnnt.export.verify import converted_features, run_recognise, verify
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 from pruned_rnnt.system.usage_errors import ExportError
 from tests.tiny_models import tiny_conformer, tiny_model

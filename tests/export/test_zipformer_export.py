@@ -20,7 +20,7 @@ from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph, export_on
 from pruned_rnnt.export.streaming_graphs import StreamingZipformerGraph
 from pruned_rnnt.export.verify import Verification, run_recognise, verify
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.recogniser import Recogniser

@@ -18,12 +18,12 @@ from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import decode_set
-from pruned_rnnt.decode.scoring.wer import count_errors
+from pruned_rnnt.decode.scoring.error_rates import count_errors
 from pruned_rnnt.export.model_file import ModelFile, save_model
 from pruned_rnnt.finetune.evaluation import Evaluation
 from pruned_rnnt.finetune.finetune_task import FinetuneTask
 from pruned_rnnt.finetune.settings import load_finetuning
-from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
+from pruned_rnnt.interop.icefall_model import to_icefall_state
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.run import load_model, run_config

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pruned_rnnt.model.lora import LoraConfig, add_adapters, is_adapter, merge_adapters
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
 FEATURES, LENGTHS = torch.randn(2, 90, 80) * 3 - 5, torch.tensor([90, 61])

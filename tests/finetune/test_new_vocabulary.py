@@ -8,15 +8,19 @@ import pytest
 import torch
 
 from pruned_rnnt.config.load import ConfigError
-from pruned_rnnt.data.tokens.extended_tokenizer import extended_tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import (
     TOKENIZER_KINDS,
     TokenizerConfig,
+    extended_tokenizer,
     train_tokenizer,
 )
-from pruned_rnnt.finetune.vocabulary import check_coverage, choose_vocabulary
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
-from pruned_rnnt.model.vocabulary_change import match_vocabularies, transfer_parameters
+from pruned_rnnt.finetune.vocabulary import (
+    check_coverage,
+    choose_vocabulary,
+    match_vocabularies,
+    transfer_parameters,
+)
+from pruned_rnnt.model.predictor import LstmPredictorConfig
 from tests.tiny_models import tiny_model
 
 OLD = ("<blk>", "<sos/eos>", "<unk>", "a", "b", "c", "d")

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from pruned_rnnt.config.load import from_dict
-from pruned_rnnt.export.onnx_layers import Layer
-from pruned_rnnt.export.precision import QUANTISED, QuantisedPrecision, rounded_weight
-from pruned_rnnt.model.rounded_weights import round_weights, rounded
+from pruned_rnnt.export.precision import QUANTISED, Layer, QuantisedPrecision, rounded_weight
+from pruned_rnnt.model.quantisation import round_weights, rounded
 from pruned_rnnt.train.experiment import ExperimentConfig
 from tests.tiny_models import tiny_conformer, tiny_model
 

@@ -10,9 +10,8 @@ import torch
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.finetune.finetune_task import freeze, part_names
 from pruned_rnnt.model.lora import LoraConfig, add_adapters, is_adapter
-from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
-from pruned_rnnt.train.optim.parameter_groups import grouped_by_rate
+from pruned_rnnt.model.speech_model import TransducerModel
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser, grouped_by_rate
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
 OPTIMISERS = ("adamw", "scaled_adam")

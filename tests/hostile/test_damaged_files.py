@@ -17,16 +17,16 @@ from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.speech_dataset import BadAudio, SpeechDataset
-from pruned_rnnt.data.input.training_durations import read_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.calibration import read_calibration
 from pruned_rnnt.decode.fusion.ngram_files import read_arpa
-from pruned_rnnt.decode.timing.calibration import read_calibration
 from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
-from pruned_rnnt.run.measured import read_measurement
 from pruned_rnnt.run.result_file import find_results
+from pruned_rnnt.run.results import read_measurement
 from pruned_rnnt.system.json_file import from_json
 from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.train.engine.log import read_metrics
+from pruned_rnnt.train.engine.run_files import read_p99_duration
 from pruned_rnnt.train.experiment import ExperimentConfig
 from tests.data.recorded_speech import write_audio
 from tests.hostile.damages import damaged_bytes, damaged_json

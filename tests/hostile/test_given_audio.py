@@ -19,8 +19,8 @@ from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.audio_file import read_audio
+from pruned_rnnt.data.audio.file_headers import describe_truncation
 from pruned_rnnt.data.audio.samples import samples_at_16_khz
-from pruned_rnnt.data.audio.truncation import describe_truncation
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from tests.data.recorded_speech import truncate
 from tests.transcribe.random_model import save_random_model, sound

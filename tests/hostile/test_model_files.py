@@ -12,9 +12,8 @@ import torch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import ModelFile, load_model, save_model
-from pruned_rnnt.interop.icefall.imported_run import ImportedRun, read_run
-from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
-from pruned_rnnt.interop.icefall.zipformer_import import read_icefall
+from pruned_rnnt.interop.icefall_model import read_icefall, to_icefall_state
+from pruned_rnnt.interop.icefall_run import ImportedRun, read_run
 from pruned_rnnt.model.saved_file import UnusableFileError, read_saved
 from tests.tiny_models import tiny_model, zipformer_of_icefall
 

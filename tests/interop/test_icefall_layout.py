@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
+from pruned_rnnt.interop.icefall_model import to_icefall_state
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.model.zipformer import zipformer_config
 from tests.model.zipformer_tiny import CAUSAL, TINY
 

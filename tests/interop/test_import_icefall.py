@@ -12,13 +12,11 @@ from torch import Tensor
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.interop.icefall.imported_run import read_token_file
-from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
-from pruned_rnnt.interop.icefall.zipformer_import import import_icefall, read_icefall
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.interop.icefall_model import import_icefall, read_icefall, to_icefall_state
+from pruned_rnnt.interop.icefall_run import read_token_file
 from pruned_rnnt.model.model_config import ModelConfig
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.predictor import LstmPredictorConfig, PredictorConfig
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import make_corpus
 from tests.tiny_models import tiny_model, zipformer_of_icefall

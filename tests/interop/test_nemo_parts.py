@@ -13,8 +13,12 @@ from torch.nn import functional
 
 import pruned_rnnt
 from pruned_rnnt.interop.nemo.parts import parts_from_nemo, parts_to_nemo
-from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
-from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
+from pruned_rnnt.model.predictor import (
+    LstmPredictor,
+    LstmPredictorConfig,
+    PredictorConfig,
+    StatelessPredictor,
+)
 from tests.tdt_paths import tdt_scores, tdt_total
 
 V, E, P, J = 9, 6, 8, 5

@@ -18,15 +18,14 @@ import sentencepiece
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.nemo_features import nemo_features, nemo_frame_count
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.data.audio.features import nemo_features, nemo_frame_count
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.interop.nemo.exported_model import export_model
+from pruned_rnnt.interop.nemo.files import read_safetensors, write_safetensors
 from pruned_rnnt.interop.nemo.imported_model import ImportedModel, import_model
-from pruned_rnnt.interop.nemo.safetensors_file import read_safetensors, write_safetensors
 from pruned_rnnt.interop.nemo.symbols import symbols_of_json, tokenizer_json_of
 from pruned_rnnt.model.feature_norm import centre_features
-from pruned_rnnt.model.speech_model import ctc_log_probs
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel, ctc_log_probs
 from tests.interop.parakeet_models import (
     NEMO,
     SYMBOLS,

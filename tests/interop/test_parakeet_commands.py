@@ -14,8 +14,7 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.config.load import ConfigError, load_config
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.interop.nemo.imported_model import import_model
-from pruned_rnnt.interop.nemo.imported_run import read_run
+from pruned_rnnt.interop.nemo.imported_model import import_model, read_run
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.transcribe.endpoints import EndpointConfig

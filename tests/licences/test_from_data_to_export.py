@@ -12,7 +12,7 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.export.model_file import load_model
-from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
+from pruned_rnnt.interop.icefall_model import to_icefall_state
 from pruned_rnnt.licences.chain import Licence, read_chain
 from pruned_rnnt.run.folder import RunFolder
 from tests.data.recorded_speech import write_audio

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import pruned_rnnt
-from pruned_rnnt.loss.band_loss import projection
+from pruned_rnnt.loss.composed_losses import projection
 from pruned_rnnt.loss.joiner import output_parameters
 from pruned_rnnt.ops.joiner.fused_joiner import OutputLayers
 from pruned_rnnt.ops.pruning.band_gather import gathered_band

@@ -8,9 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.activation_ranges import LayerRange, activation_ranges, rounded_input
 from pruned_rnnt.model.conformer import Conformer, ConformerConfig
-from pruned_rnnt.model.rounded_weights import quantised_layers
+from pruned_rnnt.model.quantisation import (
+    LayerRange,
+    activation_ranges,
+    quantised_layers,
+    rounded_input,
+)
 from pruned_rnnt.model.zipformer import Zipformer, zipformer_config
 
 

@@ -8,7 +8,7 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.tiny_models import tiny_model
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.search.greedy import greedy_search
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import WHOLE, Encoder, EncoderConfig

@@ -13,18 +13,16 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.config.load import ConfigError, from_dict
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import greedy_search
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_kinds import build_encoder
-from pruned_rnnt.model.ensemble import ensemble
 from pruned_rnnt.model.ensemble_encoder import EnsembleConfig
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
-from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.predictor import LstmPredictorConfig, PredictorConfig
+from pruned_rnnt.model.speech_model import SpeechModel, TransducerModel
+from pruned_rnnt.pretrained.ensemble import ensemble
 from tests.tiny_models import tiny_conformer, tiny_zipformer
 
 VOCAB = 7

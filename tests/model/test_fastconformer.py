@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from pruned_rnnt.model.attention import RelativeAttention, relative_positions
 from pruned_rnnt.model.conformer_layer import FrameBatchNorm
 from pruned_rnnt.model.fastconformer import FastConformer, FastConformerConfig
-from pruned_rnnt.model.relative_attention import RelativeAttention, relative_positions
 from tests.tiny_models import tiny_fastconformer
 
 

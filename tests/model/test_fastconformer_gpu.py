@@ -14,7 +14,7 @@ from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.tiny_models import tiny_fastconformer
 
 pytestmark = pytest.mark.gpu

@@ -31,9 +31,9 @@ ZIPFORMER_KERNELS = {
     "convolution._depthwise_kernel",
     "convolution._gate_kernel",
     "downsample._downsample_kernel",
-    "first_maps._forward_kernel",
+    "windows._first_kernel",
     "maps._maps_kernel",
-    "norm._norm_kernel",
+    "norms._bias_norm_kernel",
     "softmax._forward_kernel",
     "stream._add_kernel",
     "stream._bypass_kernel",
@@ -152,5 +152,5 @@ def test_every_forward_kernel_runs_without_gradients(
     assert names == {
         "convolution._depthwise_kernel",
         "convolution._gate_kernel",
-        "first_maps._forward_kernel",
+        "windows._first_kernel",
     }

@@ -21,10 +21,9 @@ from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
 from pruned_rnnt.model.subsampling_convolutions import WideConv2d, depthwise_maps
 from pruned_rnnt.model.zipformer import Zipformer, attention
 from pruned_rnnt.model.zipformer.activation import Kind, Swoosh, SwooshLinear
-from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.gradient import grad_towards_limits
 from pruned_rnnt.model.zipformer.norm import BiasNorm
-from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
+from pruned_rnnt.model.zipformer.residual import Bypass, add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.model.zipformer.scores import masked_softmax
 from pruned_rnnt.model.zipformer.stack import Downsample
@@ -444,7 +443,7 @@ def test_sums_of_parts(
     parts: int, channels: int, limits: tuple[float, float] | None, dtype: torch.dtype
 ) -> None:
     """Rounded once, and towards the limits of a parameter as in plain torch."""
-    from pruned_rnnt.model.kernels.sums import sums_of_parts
+    from pruned_rnnt.model.kernels.rows import sums_of_parts
 
     torch.manual_seed(0)
     # Small integers: every order of summation gives the same sum.

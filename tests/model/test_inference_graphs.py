@@ -7,10 +7,9 @@ import copy
 import pytest
 import torch
 
+from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search
-from pruned_rnnt.decode.encode import encode_padded
-from pruned_rnnt.decode.encoder_passes import choose_graphs
+from pruned_rnnt.decode.encode import choose_graphs, encode_padded
 from pruned_rnnt.model import inference_graphs
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.inference_graphs import InferenceGraphs

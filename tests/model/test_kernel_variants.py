@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 import triton
 
-from pruned_rnnt.model.kernels import compile_cache, stream, swoosh, variants
+from pruned_rnnt.model.kernels import stream, swoosh, variants
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.train.optim import scaled_adam_kernels
@@ -149,7 +149,7 @@ def test_a_damaged_library_is_removed(gpu: FakeGpu, tmp_path: Path) -> None:
     other = tmp_path / "other.so"
     other.write_bytes(b"")
     for each in (path, other):
-        with compile_cache.repaired(ImportError("file too short", path=str(each))):
+        with variants.repaired(ImportError("file too short", path=str(each))):
             assert triton.knobs.compilation.always_compile
     assert not path.exists()
     assert other.exists()
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_replaced(
     stream.add(torch.zeros(2, 4, 16), torch.zeros(2, 4, 16), None, None)
     assert gpu.launched == ["_swoosh_kernel", "_add_kernel"]
     assert caplog.text.count("set TRITON_CACHE_DIR to a folder that can be written") == 1
-    assert compile_cache.folder() != tmp_path / "cache"
+    assert variants.cache_folder() != tmp_path / "cache"
 
 
 def test_other_processes_wait_for_the_one_that_compiles(gpu: FakeGpu, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_other_processes_wait_for_the_one_that_compiles(gpu: FakeGpu, tmp_path: 
     entered, leave = threading.Event(), threading.Event()
 
     def enter() -> None:
-        with compile_cache.one_process_compiles():
+        with variants.one_process_compiles():
             entered.set()
             leave.wait(60)
 

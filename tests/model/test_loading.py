@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from pruned_rnnt.model.build_model import UninitialisedParameters
-from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.saved_file import UnusableFileError, read_outline, read_saved
+from pruned_rnnt.system.device import start_device
 
 
 def test_parameters_without_random_numbers() -> None:

@@ -8,9 +8,14 @@ from torch import Tensor
 
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import greedy_search
-from pruned_rnnt.model.lstm_predictor import LstmPredictor, LstmPredictorConfig
-from pruned_rnnt.model.predictor import Predictor, PredictorConfig, StatelessPredictor
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.predictor import (
+    LstmPredictor,
+    LstmPredictorConfig,
+    Predictor,
+    PredictorConfig,
+    StatelessPredictor,
+)
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.tiny_models import tiny_conformer, tiny_model
 
 VOCAB = 7

@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.feature_kinds import sample_rows
+from pruned_rnnt.data.audio.features import sample_rows
 from pruned_rnnt.model.encoder_kinds import build_encoder, stream_encoder
-from pruned_rnnt.model.pretrained_encoder.architecture import with_settings
-from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
-from pruned_rnnt.model.pretrained_encoder.encoder import TransformersEncoder, WhisperEncoder
-from pruned_rnnt.model.pretrained_encoder.whisper_features import whisper_features
+from pruned_rnnt.model.transformers_encoder import (
+    TransformersEncoder,
+    WhisperEncoder,
+    whisper_features,
+)
+from pruned_rnnt.model.transformers_model import TransformersConfig, with_settings
 from tests.model.tiny_pretrained import MODELS, library_settings, saved_model, tiny_pretrained
 from tests.tiny_models import tiny_model
 

@@ -17,8 +17,8 @@ from pruned_rnnt.model.zipformer.attention import (
     sums_of_squashed,
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
-from pruned_rnnt.model.zipformer.bypass import Bypass, end_of_layer
 from pruned_rnnt.model.zipformer.norm import BiasNorm
+from pruned_rnnt.model.zipformer.residual import Bypass, end_of_layer
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
 from pruned_rnnt.model.zipformer.whiten import Whiten
 

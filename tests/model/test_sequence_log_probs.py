@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pruned_rnnt.data.input.batch import pad_targets
 from pruned_rnnt.model import sequence_log_probs as module
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
+from pruned_rnnt.model.predictor import LstmPredictorConfig
 from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from tests.lattice_paths import joiner_log_probs, log_total
 from tests.tdt_paths import tdt_scores, tdt_total
 from tests.tiny_models import tiny_model

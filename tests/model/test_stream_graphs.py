@@ -12,17 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from pruned_rnnt.decode.build_search import build_stream_search, new_greedy_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_stream_search
-from pruned_rnnt.decode.encoder_passes import choose_graphs
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.encode import choose_graphs
 from pruned_rnnt.decode.search.streaming import StreamDecoder
-from pruned_rnnt.model import stream_graphs
+from pruned_rnnt.model import inference_graphs
 from pruned_rnnt.model.captured_passes import SharedBuffers
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import stream_encoder
-from pruned_rnnt.model.inference_graphs import GraphMemory, InferenceGraphs
-from pruned_rnnt.model.stream_graphs import StreamGraphs
+from pruned_rnnt.model.inference_graphs import GraphMemory, InferenceGraphs, StreamGraphs
 from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model, tiny_zipformer
 
 ENCODERS = [
@@ -104,7 +102,7 @@ def check_chunks(
 
 
 def test_replays_equal_the_encoder(encoder: EncoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_graphs, "captured", run_twice)
+    monkeypatch.setattr(inference_graphs, "captured", run_twice)
     graphs = CpuGraphs()
     check_chunks(encoder, graphs, "cpu", torch.float32, 1e-5)
     assert list(graphs._graphs) == [3, 6, 4]

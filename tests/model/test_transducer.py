@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
-from pruned_rnnt.model.speech_model import ModelLosses
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import ModelLosses, TransducerModel
 from tests.tiny_models import tiny_conformer, tiny_model
 
 VOCAB = 9

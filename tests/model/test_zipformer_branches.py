@@ -14,14 +14,13 @@ from pruned_rnnt.model.zipformer.activation import (
     SwooshLinear,
     swoosh,
 )
-from pruned_rnnt.model.zipformer.bypass import Bypass
-from pruned_rnnt.model.zipformer.masks import (
+from pruned_rnnt.model.zipformer.layer import (
     NO_MASKS,
     dropout_mask,
     keep_mask,
     sample_layer_masks,
 )
-from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
+from pruned_rnnt.model.zipformer.residual import Bypass, add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock
 from tests.model.zipformer_tiny import randoms
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import stream_encoder
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import PredictorConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser

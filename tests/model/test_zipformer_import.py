@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt import Joiner, PrunedTransducerLoss
-from pruned_rnnt.interop.icefall.zipformer_import import icefall_sizes, import_icefall, read_icefall
+from pruned_rnnt.interop.icefall_model import icefall_sizes, import_icefall, read_icefall
 from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
 from pruned_rnnt.model.zipformer import SIZES, Zipformer, ZipformerConfig, zipformer_config
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder

@@ -15,7 +15,7 @@ from pruned_rnnt.model import cast_parameters
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
 from pruned_rnnt.model.zipformer import layer as layer_module
 from pruned_rnnt.model.zipformer.frames import Chunking, frames_at_rate, relative_positions
-from pruned_rnnt.model.zipformer.masks import LayerMasks
+from pruned_rnnt.model.zipformer.layer import LayerMasks
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
+from pruned_rnnt.model.transformers_model import TransformersConfig
 
 _SAME = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 _WAVEFORM: dict[str, Any] = {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pruned_rnnt.ops.common.library import REGULAR
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, packed_splits
-from pruned_rnnt.ops.joiner.active_gradients import ActiveChunks
+from pruned_rnnt.ops.joiner.active_joiner import ActiveChunks
 from pruned_rnnt.ops.joiner.active_rows import DROPPED_OCCUPANCY, ROWS_OF_BLOCK, active_rows
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerInputs, JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS

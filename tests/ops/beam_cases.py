@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps
-from pruned_rnnt.ops.search.search_model import SearchModel, predicted
+from pruned_rnnt.ops.search.search_frames import BeamState, BeamSteps, SearchModel, predicted
 from tests.ops.native_batches import NEG_INF, Call
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.column_sums import parts_of
 from pruned_rnnt.ops.common.library import RNNT_TYPES, accumulator
+from pruned_rnnt.ops.common.matrix_products import parts_of
 from pruned_rnnt.ops.lattice.lattice import split_workspace
 from tests.ops.native_batches import (
     NEG_INF,

@@ -9,8 +9,7 @@ import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS, RNNT_TYPES
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.lattice.band_lattice import band_lattice
-from pruned_rnnt.ops.lattice.lattice import LatticeSums, split_workspace
+from pruned_rnnt.ops.lattice.lattice import LatticeSums, band_lattice, split_workspace
 from tests.ops.native_batches import NEG_INF, batch_of, log_softmax_like, random_start
 
 BATCH = batch_of([67, 30, 12], [21, 29, 3], 5)

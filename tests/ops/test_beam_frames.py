@@ -7,7 +7,7 @@ import torch
 
 from pruned_rnnt.ops.common.library import FALLBACKS, NEG_INF
 from pruned_rnnt.ops.common.native import has_native_kernel
-from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps
+from pruned_rnnt.ops.search.search_frames import BeamState, BeamSteps
 from tests.ops.beam_cases import (
     BeamCase,
     beam_call,

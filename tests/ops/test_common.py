@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pruned_rnnt.ops.common.column_sums import column_sums, parts_of
+from pruned_rnnt.ops.common.autograd import scale
 from pruned_rnnt.ops.common.library import accumulator
+from pruned_rnnt.ops.common.matrix_products import column_sums, parts_of
 from pruned_rnnt.ops.common.row_geometry import packed_splits
-from pruned_rnnt.ops.common.scale import scale
 from pruned_rnnt.ops.common.utterances import HostLengths, Utterances
 from tests.loss import loss_cases as cases
 

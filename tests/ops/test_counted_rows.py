@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.counted_rows import (
+from pruned_rnnt.ops.common.matrix_products import (
     can_count_rows,
     counted_rows_product,
     counted_rows_sums,

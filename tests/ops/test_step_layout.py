@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.ops.common.column_sums import parts_of
+from pruned_rnnt.ops.common.matrix_products import parts_of
 from pruned_rnnt.ops.lattice.lattice import split_workspace
 from pruned_rnnt.ops.lattice.tdt_lattice import tdt_workspace
 from pruned_rnnt.ops.step.step_library import padded_to_16_bytes

@@ -10,7 +10,7 @@ from pruned_rnnt.config.load import to_dict, to_yaml
 from pruned_rnnt.data.tokens.tokenizer import SOS_EOS_ID, Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import ModelFile, save_model
-from pruned_rnnt.interop.icefall.zipformer_export import to_icefall_state
+from pruned_rnnt.interop.icefall_model import to_icefall_state
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.run.folder import RunFolder

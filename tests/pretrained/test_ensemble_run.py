@@ -13,13 +13,13 @@ from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.config.load import ConfigError
-from pruned_rnnt.data.input.training_durations import read_p99_duration, save_p99_duration
 from pruned_rnnt.licences.chain import read_chain
-from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.pretrained import ensemble_run
-from pruned_rnnt.pretrained.ensemble_run import measure_ensemble, write_ensemble
+from pruned_rnnt.model.speech_model import TransducerModel
+from pruned_rnnt.pretrained import ensemble as module
+from pruned_rnnt.pretrained.ensemble import measure_ensemble, write_ensemble
 from pruned_rnnt.pretrained.found_model import NoModelError
 from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.run_files import read_p99_duration, save_p99_duration
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.tasks.split_errors import SplitErrors, measure_errors
 from tests.tiny_corpus import make_corpus, trained_run
@@ -125,7 +125,7 @@ def test_models_that_do_not_fit_are_warned_about(
     warned: bool,
 ) -> None:
     counts = [SplitErrors(errors=n, words=10) for n in (2, 6, together)]
-    monkeypatch.setattr(ensemble_run, "measure_ensemble", lambda *_: counts)
+    monkeypatch.setattr(module, "measure_ensemble", lambda *_: counts)
     assert main(["ensemble", *map(str, runs), "--output", str(tmp_path / "two")]) == 0
     printed = capsys.readouterr()
     assert (

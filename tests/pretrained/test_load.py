@@ -27,8 +27,7 @@ from pruned_rnnt.export.model_file import ModelFile, load_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
-from pruned_rnnt.model.speech_model import CtcModel, SpeechModel
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import CtcModel, SpeechModel, TransducerModel
 from pruned_rnnt.pretrained.found_model import NoModelError, find_model
 from pruned_rnnt.system.optional_packages import MissingPackageError
 from pruned_rnnt.system.usage_errors import ExportError

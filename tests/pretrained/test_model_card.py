@@ -15,9 +15,9 @@ from pruned_rnnt import __version__
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.data.input.prepared_folder import write_report
-from pruned_rnnt.decode.scoring.wer import count_errors
+from pruned_rnnt.decode.scoring.error_rates import count_errors
 from pruned_rnnt.model.parameter_values import fingerprint
-from pruned_rnnt.run.measured import read_measurements
+from pruned_rnnt.run.results import read_measurements
 from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.train.engine.run_files import versions
 from pruned_rnnt.train.run import load_model, run_config

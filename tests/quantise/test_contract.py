@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pruned_rnnt.decode.scoring.wer import ErrorCounts
+from pruned_rnnt.decode.scoring.error_rates import ErrorCounts
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
-from pruned_rnnt.export.onnx_layers import tidy
-from pruned_rnnt.export.precision import QUANTISED, QuantisedPrecision, write_quantised
+from pruned_rnnt.export.precision import QUANTISED, QuantisedPrecision, tidy, write_quantised
 from pruned_rnnt.quantise import contract
 from pruned_rnnt.quantise.contract import Contract, MeasuredSet, QuantisedFiles
-from pruned_rnnt.quantise.measured_files import FileErrors, Utterance
+from pruned_rnnt.quantise.measurements import FileErrors, Utterance
 from pruned_rnnt.system.usage_errors import ExportError
 from tests.export.matrix_models import rows, write_model
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.export.onnx_layers import layers
 from pruned_rnnt.export.precision import (
     QUANTISED,
     QuantisedPrecision,
+    layers,
     rounded_weight,
     write_quantised,
 )
-from pruned_rnnt.quantise.layer_errors import layer_errors
+from pruned_rnnt.quantise.measurements import layer_errors
 from tests.export.matrix_models import relative_error, rows, run, write_model
 
 onnx = pytest.importorskip("onnx")

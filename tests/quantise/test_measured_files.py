@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.quantise import measured_files
-from pruned_rnnt.quantise.measured_files import (
+from pruned_rnnt.quantise import measurements
+from pruned_rnnt.quantise.measurements import (
     Utterance,
     _joined,
     _SpreadRuns,
@@ -58,7 +58,7 @@ def test_files_decode_an_utterance_once(monkeypatch: pytest.MonkeyPatch) -> None
         def transcribe_each(self, audio: list[Any], *, words: bool) -> Any:
             return iter([Transcription(text="one four", words=(), score=0.0, seconds=1.0)])
 
-    monkeypatch.setattr(measured_files, "OnnxRecogniser", Recogniser)
+    monkeypatch.setattr(measurements, "OnnxRecogniser", Recogniser)
     found = file_errors(Path("out"), "int4", [Utterance("a", torch.zeros(9, 80), "one two three")])
     assert seen["segments"].lost_speech == "ignore"
     assert seen["precision"] == "int4"

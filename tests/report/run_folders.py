@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.config.load import to_yaml
-from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.decode.scoring.error_rates import Transcript
 from pruned_rnnt.report.report_command import ReportOptions
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.icefall_files import write_icefall_files
-from pruned_rnnt.run.measured import ErrorRate, Measurement
 from pruned_rnnt.run.result_inputs import ResultInputs
-from pruned_rnnt.run.results import save_result
+from pruned_rnnt.run.results import ErrorRate, Measurement, save_result
 from tests.tiny_corpus import tiny_experiment
 
 VALIDATION = {"total": 0.5, "wer": 0.25, "retained_mass": 0.99, "band_edge_mass": 0.1}

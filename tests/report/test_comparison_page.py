@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pruned_rnnt.decode.scoring.error_rates import count_errors
 from pruned_rnnt.decode.scoring.significance import paired_difference
-from pruned_rnnt.decode.scoring.wer import count_errors
 from pruned_rnnt.report.report_command import ReportOptions, make_report
 from pruned_rnnt.system.usage_errors import UsageError
 from tests.report import run_folders as runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pruned_rnnt.decode.emission_delay import WordDelay, delay_lines
-from pruned_rnnt.report.delays import delay_section
+from pruned_rnnt.report.set_section import delay_section
 from pruned_rnnt.run.result_file import ResultFile
 from pruned_rnnt.system.whole_files import write_lines
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pruned_rnnt.model.activation_ranges import LayerRange
+from pruned_rnnt.model.quantisation import LayerRange
 from pruned_rnnt.report import report_command
 from pruned_rnnt.report.clips import Clip
-from pruned_rnnt.report.cut_details import CutDetails
 from pruned_rnnt.report.ranges import SHOWN_LAYERS, RangeSection, range_section
 from pruned_rnnt.report.report_command import ReportOptions, make_report
+from pruned_rnnt.report.scored_set import CutDetails
 from tests.report.run_folders import parse, random_transcripts, write_decoded
 
 

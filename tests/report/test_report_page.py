@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.decode.scoring.wer import (
+from pruned_rnnt.decode.scoring.error_rates import (
     ErrorCounts,
     Transcript,
     confidence_interval,

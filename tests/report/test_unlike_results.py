@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pruned_rnnt.report.comparison import compare, partner
-from pruned_rnnt.report.cut_details import CutDetails
 from pruned_rnnt.report.report_command import make_report
-from pruned_rnnt.report.scored_set import ScoredSet, score_result
+from pruned_rnnt.report.scored_set import CutDetails, ScoredSet, score_result
 from pruned_rnnt.run.result_file import ResultFile, find_results
 from tests.report import run_folders as runs
 

@@ -11,8 +11,7 @@ from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.selfcheck import losses
 from pruned_rnnt.selfcheck.loss_problems import LossProblem, loss_problems
-from pruned_rnnt.selfcheck.losses import check_losses
-from pruned_rnnt.selfcheck.plain_ops import PlainOps, difference
+from pruned_rnnt.selfcheck.losses import PlainOps, check_losses, difference
 from tests.selfcheck.fakes import Perturbed, Raising, cpu
 
 # Searches have ops of their own, which no loss calls.

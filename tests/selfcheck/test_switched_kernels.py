@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pruned_rnnt.decode.encoder_passes import choose_graphs
+from pruned_rnnt.decode.encode import choose_graphs
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.encoder_graphs import graph_obstacle
 from pruned_rnnt.model.kernels import available

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.train.engine.batch_copies import BatchCopies
+from pruned_rnnt.train.engine.step import BatchCopies
 
 
 def make_batch(seed: int) -> Batch:

@@ -10,9 +10,9 @@ import pytest
 from pruned_rnnt.config.load import ConfigError, load_config, to_yaml
 from pruned_rnnt.export.differences import check_predictor
 from pruned_rnnt.model.conformer import ConformerConfig
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.model_config import ModelConfig
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.predictor import LstmPredictorConfig
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.model.zipformer import LARGE, SMALL
 from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.train.experiment import ExperimentConfig

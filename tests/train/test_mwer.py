@@ -16,10 +16,9 @@ from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.model.model_config import LossConfig
-from pruned_rnnt.model.speech_model import ModelLosses
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import ModelLosses, TransducerModel
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.mwer import (

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pruned_rnnt.cli import main
+from pruned_rnnt.train.engine.average import ParameterMean, mean_between
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
-from pruned_rnnt.train.engine.parameter_mean import ParameterMean, mean_between
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.tiny_corpus import tiny_experiment, tiny_overrides
 from tests.train.run_files import checkpoint_of

@@ -15,9 +15,8 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import divided_memory
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig, ParameterGroup, build_optimiser
 from pruned_rnnt.train.optim.owners import owners_of
-from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.optim.sharded import ShardedOptimiser, build_sharded_optimiser
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
 from tests.tiny_corpus import tiny_experiment

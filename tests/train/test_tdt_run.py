@@ -11,8 +11,8 @@ import torch
 from lhotse import CutSet
 
 from pruned_rnnt.cli import main
+from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import trained_run

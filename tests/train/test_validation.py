@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.model.speech_model import ModelLosses
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import ModelLosses, TransducerModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig

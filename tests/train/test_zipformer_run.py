@@ -9,7 +9,7 @@ import torch
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.data.input.datamodule import DataModule
-from pruned_rnnt.decode.search.greedy_kinds import new_greedy_search
+from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.train.run import load_model, run_config

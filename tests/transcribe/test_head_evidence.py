@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath, Spikes, head_paths
-from pruned_rnnt.transcribe.batch_decoder import BestPaths
-from pruned_rnnt.transcribe.batch_input import BatchInput
+from pruned_rnnt.decode.head_paths import HeadPath, Spikes, head_paths
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.transcribe.batch_input import BatchInput, BestPaths
 from pruned_rnnt.transcribe.head_evidence import disagreements, head_frames
 from pruned_rnnt.transcribe.lost_speech import FoundPath, Mark, Stretch, as_marks, clipped
 from tests.tiny_models import tiny_conformer, tiny_model

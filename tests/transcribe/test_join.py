@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pruned_rnnt.transcribe.join import TimedUnit, join
+from pruned_rnnt.transcribe.joined_path import TimedUnit, join
 
 
 def units(text: str, begin: float = 0.0, seconds: float = 0.5) -> list[TimedUnit]:

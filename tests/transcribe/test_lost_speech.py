@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath
+from pruned_rnnt.decode.head_paths import HeadPath
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
-from pruned_rnnt.transcribe.batch_decoder import BestPaths
-from pruned_rnnt.transcribe.batch_input import BatchInput
+from pruned_rnnt.transcribe.batch_input import BatchInput, BestPaths
 from pruned_rnnt.transcribe.lost_speech import (
     FoundPath,
     Mark,
@@ -331,8 +330,7 @@ def test_marks_reach_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
 
     import soundfile
 
-    from pruned_rnnt.transcribe.inputs import audio_inputs
-    from pruned_rnnt.transcribe.transcribe_command import run_transcribe
+    from pruned_rnnt.transcribe.transcribe_command import audio_inputs, run_transcribe
 
     rng = np.random.default_rng(0)
     envelope = np.abs(np.sin(np.arange(80000) * 2 * np.pi * 2.5 / 16000))

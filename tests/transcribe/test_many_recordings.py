@@ -17,19 +17,17 @@ import torch
 from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
-from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
+from pruned_rnnt.data.audio.audio_file import without_decoder_messages
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.transcribe import batches
-from pruned_rnnt.transcribe.batch_decoder import BatchDecoder, BestPaths
-from pruned_rnnt.transcribe.batch_input import BatchInput
+from pruned_rnnt.transcribe.batch_input import BatchDecoder, BatchInput, BestPaths
 from pruned_rnnt.transcribe.batches import SegmentBatches
 from pruned_rnnt.transcribe.joined_path import JoinedPath
-from pruned_rnnt.transcribe.read_ahead import read_ahead
 from pruned_rnnt.transcribe.recogniser import Recogniser
-from pruned_rnnt.transcribe.recordings import WholeRecording
+from pruned_rnnt.transcribe.recordings import WholeRecording, read_ahead
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.transcription import Transcription
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer

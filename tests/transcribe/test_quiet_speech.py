@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from pruned_rnnt.data.audio.features import audio_features
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.timing.head_paths import HeadPath
-from pruned_rnnt.transcribe.batch_decoder import BestPaths
-from pruned_rnnt.transcribe.batch_input import BatchInput, amplified
+from pruned_rnnt.decode.head_paths import HeadPath
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.transcribe.batch_input import BatchInput, BestPaths, amplified
 from pruned_rnnt.transcribe.lost_speech import FoundPath, Stretch, stretches
 from pruned_rnnt.transcribe.quiet_speech import compared, missing_gain
 from pruned_rnnt.transcribe.speech_energy import far_quieter_speech

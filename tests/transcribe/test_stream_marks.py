@@ -13,7 +13,7 @@ import torch
 
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.search.stream_search import Arc
+from pruned_rnnt.decode.search.streaming import Arc
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.lost_speech import Mark

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from pruned_rnnt import load
-from pruned_rnnt.data.audio.feature_kinds import FeatureKind
+from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.build_search import build_stream_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_stream_search
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.system.usage_errors import ExportError

@@ -10,8 +10,7 @@ import pytest
 
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.transcribe.lost_speech import Mark
-from pruned_rnnt.transcribe.transcription import Transcription
-from pruned_rnnt.transcribe.transcripts import subtitles, transcript
+from pruned_rnnt.transcribe.transcription import Transcription, subtitles, transcript
 
 
 def words(*items: tuple[str, float, float]) -> tuple[TimedWord, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.transcribe.windows import WindowEncoder
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 

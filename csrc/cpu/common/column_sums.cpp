@@ -1,5 +1,5 @@
 // column_sums: the sums over the rows of a matrix, in an order that depends on its shape alone.
-// Contract: pruned_rnnt/ops/common/column_sums.py.
+// Contract: pruned_rnnt/ops/common/matrix_products.py.
 //
 // Axes: R rows, C columns, P parts of the rows.
 #include "contracts/rows.h"

@@ -1,5 +1,5 @@
 // duration_gradient: gradient of the TDT loss by duration logits. Formulas:
-// pruned_rnnt/ops/joiner/duration_gradient.py; layout: row_geometry.h.
+// pruned_rnnt/ops/joiner/log_probs.py; layout: row_geometry.h.
 //
 // Axes: R rows, K durations.
 #include "contracts/rows.h"

@@ -1,5 +1,5 @@
 // band_lattice: the recursion over a band of columns per frame. Contract:
-// pruned_rnnt/ops/lattice/band_lattice.py; layout: row_geometry.h.
+// pruned_rnnt/ops/lattice/lattice.py; layout: row_geometry.h.
 //
 // Axes: N utterances, T frames, U symbols, W columns of a frame (j), u = start + j.
 #include <vector>

@@ -1,5 +1,5 @@
 // beam_frames: modified beam search, frame by frame. Contract:
-// pruned_rnnt/ops/search/beam_frames.py.
+// pruned_rnnt/ops/search/search_frames.py.
 //
 // Rows with the same context share their log-probabilities.
 //

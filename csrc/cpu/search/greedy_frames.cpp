@@ -1,4 +1,4 @@
-// greedy_frames: greedy search. Contract: pruned_rnnt/ops/search/greedy_frames.py.
+// greedy_frames: greedy search. Contract: pruned_rnnt/ops/search/search_frames.py.
 //
 // Until the next symbol the predictor's output does not change: as long as few utterances are left,
 // the joiner computes some frames of each at once, and those after a symbol are discarded.

@@ -1,4 +1,4 @@
-// The model that searches run, frame by frame. Contract: pruned_rnnt/ops/search/search_model.py.
+// The model that searches run, frame by frame. Contract: pruned_rnnt/ops/search/search_frames.py.
 //
 // A frame reads little and computes little, so that starting torch's kernels would take most of the
 // time.

@@ -1,5 +1,5 @@
 // scale: several tensors times one number, or one for each index of their first dimension, in one
-// launch. Contract: pruned_rnnt/ops/common/scale.py.
+// launch. Contract: pruned_rnnt/ops/common/autograd.py.
 //
 // Axes: N batch.
 #include <algorithm>

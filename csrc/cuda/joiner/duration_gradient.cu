@@ -1,5 +1,5 @@
 // duration_gradient: gradient of the TDT loss by duration logits, a thread for each row. Formulas:
-// pruned_rnnt/ops/joiner/duration_gradient.py.
+// pruned_rnnt/ops/joiner/log_probs.py.
 //
 // Axes: R rows, K durations.
 #include "contracts/rows.h"

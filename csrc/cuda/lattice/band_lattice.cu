@@ -1,6 +1,6 @@
 // band_lattice: the recursion over lattices stored as rows. Bands of up to kSegmentColumns columns
 // go by segments of their frames (band_segments.cuh), one block for each utterance; wider ones and
-// whole lattices as a wave (row_lattice.cu). Contract: pruned_rnnt/ops/lattice/band_lattice.py.
+// whole lattices as a wave (row_lattice.cu). Contract: pruned_rnnt/ops/lattice/lattice.py.
 //
 // Axes: N utterances, T frames, S columns of a frame, R rows.
 #include "contracts/rows.h"

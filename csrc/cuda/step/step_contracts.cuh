@@ -1,5 +1,5 @@
-// Contracts of the ops of the pruned step, pruned_rnnt/ops/step/step_ops.py. Sizes are those of the
-// fields; PrunedStep compares `saved` and `work` with its buffers.
+// Contracts of the ops of the pruned step, pruned_rnnt/ops/step/step_library.py. Sizes are those of
+// the fields; PrunedStep compares `saved` and `work` with its buffers.
 #pragma once
 
 #include "arguments.h"

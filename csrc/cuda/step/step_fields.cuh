@@ -1,5 +1,5 @@
 // The numbers that a pruned step needs beside its tensors: one table, from which StepFields is made
-// and which the op pruned_step_fields returns, so that pruned_rnnt/ops/step/step_ops.py fills
+// and which the op pruned_step_fields returns, so that pruned_rnnt/ops/step/step_library.py fills
 // in the fields by name.
 //
 // Axes as in pruned_rnnt/ops/step/step_library.py.

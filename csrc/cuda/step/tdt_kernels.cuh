@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kTdtStepThreads)
   }
 }
 
-// Adds unit(n) = mass softmax(n) - gd(n) of a node (ops/joiner/duration_gradient.py) to `sums`.
+// Adds unit(n) = mass softmax(n) - gd(n) of a node (ops/joiner/log_probs.py) to `sums`.
 template <int most, typename real>
 RNNT_DEVICE void add_unit_gradient(const real* log_probs, const real* gd, int32_t K,
                                    real (&sums)[most]) {

@@ -1,5 +1,5 @@
 // active_gradients: the list of active rows, and the gradients of the joiner over one chunk of them
-// after the other. Contract: pruned_rnnt/ops/joiner/active_gradients.py, whose loop calls the same
+// after the other. Contract: pruned_rnnt/ops/joiner/active_joiner.py, whose loop calls the same
 // kernels: from here a launch takes the host a few microseconds.
 //
 // Axes: N batch, T frames, U symbols, S = U + 1 columns, D joiner dim, V' logits, R rows, C rows of

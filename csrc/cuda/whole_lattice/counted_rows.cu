@@ -1,5 +1,5 @@
 // counted_rows_product and counted_rows_sums: products of float32 matrices whose number of rows
-// only the device knows. Contracts: pruned_rnnt/ops/common/counted_rows.py.
+// only the device knows. Contracts: pruned_rnnt/ops/common/matrix_products.py.
 #include "contracts/joiner.h"
 #include "cuda/common/ops.cuh"
 #include "cuda/common/vector_access.cuh"

@@ -1,5 +1,5 @@
 // Kernels of products of float32 matrices whose number of rows only the device knows.
-// Contracts: pruned_rnnt/ops/common/counted_rows.py.
+// Contracts: pruned_rnnt/ops/common/matrix_products.py.
 //
 //   counted_rows_product             counted_rows_sums, G = 2
 //

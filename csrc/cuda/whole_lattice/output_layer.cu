@@ -1,5 +1,5 @@
 // output_layer: weight and bias in the dtype of the products, with rows of zeros. Contract:
-// pruned_rnnt/ops/joiner/output_layer.py. And both in one matrix, for the ops over active rows.
+// pruned_rnnt/ops/joiner/fused_log_probs.py. And both in one matrix, for the ops over active rows.
 //
 // Axes: V vocabulary, V' rows of the result, D joiner dim.
 #include <algorithm>

@@ -1,5 +1,5 @@
 // fitting_splits and packed_log_probs: a packed lattice whose number of rows only the device knows,
-// and its log-probabilities. Contracts: pruned_rnnt/ops/joiner/packed_log_probs.py, whose loop
+// and its log-probabilities. Contracts: pruned_rnnt/ops/joiner/active_joiner.py, whose loop
 // calls the same kernels.
 //
 // Axes: N batch, T frames, S columns, D joiner dim, V' logits, R rows, C rows of a chunk, K chunks.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pruned_rnnt.compat.installed import attribute_of
+from pruned_rnnt.compat.package_names import attribute_of
 from pruned_rnnt.compat.torchaudio import functional, transforms
 
 __all__ = ["functional", "transforms"]

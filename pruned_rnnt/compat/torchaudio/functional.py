@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
-from pruned_rnnt.compat.installed import attribute_of
+from pruned_rnnt.compat.package_names import attribute_of
 from pruned_rnnt.loss.checks import check_flag
 
 __all__ = ["rnnt_loss"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.compat.installed import attribute_of
+from pruned_rnnt.compat.package_names import attribute_of
 from pruned_rnnt.compat.torchaudio.functional import rnnt_loss
 
 __all__ = ["RNNTLoss"]

@@ -1,23 +1,32 @@
 """Reads audio files of all supported formats, block by block or whole: one channel at 16 kHz.
 
+libsndfile decodes most formats, the program ffmpeg the others.
+
 Axes: S samples, C channels.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from threading import Lock
+from typing import IO, Any, Protocol
 
 import numpy as np
 
-from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.ffmpeg_audio import open_with_ffmpeg
-from pruned_rnnt.data.audio.truncation import describe_truncation
+from pruned_rnnt.data.audio.file_headers import describe_truncation
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
+
+logger = logging.getLogger(__name__)
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
 # Formats that libsndfile cannot read.
@@ -28,6 +37,16 @@ LOWEST_RATE = 1000
 HIGHEST_RATE = 768_000
 # libsndfile returns the largest possible number of frames for an unknown length.
 _UNKNOWN_FRAMES = 2**62
+# Samples to read at a time.
+_BLOCK = 2**20
+# Header of Sun's AU format: magic, offset of the samples, their size, encoding, rate, channels.
+_AU_HEADER = struct.Struct(">4s5I")
+_AU_FLOAT32 = 6
+# The threads inside `without_decoder_messages` share one redirection: the first one
+# in makes it, the last one out ends it. `_kept` is the standard error of before.
+_lock = Lock()
+_inside = 0
+_kept = -1
 
 
 class AudioFile(Protocol):
@@ -61,7 +80,7 @@ def open_audio(path: Path | str) -> Iterator[AudioFile]:
         raise FileNotFoundError(f"audio file not found: {path} is a folder")
     if not path.is_file():
         raise FileNotFoundError(f"audio file not found: {path}")
-    opened = open_with_ffmpeg if path.suffix.lower() in _FFMPEG_SUFFIXES else _open_with_libsndfile
+    opened = _open_with_ffmpeg if path.suffix.lower() in _FFMPEG_SUFFIXES else _open_with_libsndfile
     with opened(path) as file:
         if rate_problem(file.sampling_rate):
             raise ValueError(f"{path}: {rate_problem(file.sampling_rate)}")
@@ -135,12 +154,6 @@ def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
         raise ValueError(f"{path} cannot be read as audio: {reason}") from error
 
 
-logger = logging.getLogger(__name__)
-
-# Samples to read at a time.
-_BLOCK = 2**20
-
-
 def read_audio(path: Path | str) -> FloatArray:
     """Reads a whole file: (S,) float32 at 16 kHz, channels averaged.
 
@@ -168,3 +181,114 @@ def mono(samples_SC: FloatArray, path: Path | str) -> FloatArray:
     if not np.isfinite(samples_S).all():
         raise ValueError(f"{path} has NaN or infinite samples")
     return samples_S
+
+
+@dataclass(frozen=True)
+class _DecodedFile:
+    stream: IO[bytes]
+    sampling_rate: int
+    channels: int
+
+    def blocks(self, size: int) -> Iterator[FloatArray]:
+        frame = 4 * self.channels
+        while data := self.stream.read(size * frame):
+            whole = data[: len(data) // frame * frame]
+            if whole:
+                samples_SC = np.frombuffer(whole, dtype=">f4").reshape(-1, self.channels)
+                yield samples_SC.astype(np.float32)
+
+    def pcm16(self, most: int) -> None:
+        """ffmpeg's output is float32."""
+
+    def truncation(self) -> str:
+        return ""  # ffmpeg itself raises an error
+
+
+@contextmanager
+def _open_with_ffmpeg(path: Path) -> Iterator[_DecodedFile]:
+    """Decodes the first audio stream of a file, at its own rate and with all its channels.
+
+    Raises:
+        ValueError: ffmpeg is not installed, or there is no audio. Damaged audio raises it at the
+            end of the file.
+    """
+    if shutil.which("ffmpeg") is None:
+        kind = path.suffix.lower()
+        raise ValueError(
+            f"{path} cannot be read as audio: {kind} files need the program ffmpeg; install it"
+        )
+    # ffmpeg cannot mistake an absolute path for an option or a protocol. The whitelist prevents
+    # connections that the contents of a file may ask for.
+    arguments = ["-protocol_whitelist", "file,pipe", "-i", f"file:{path.absolute()}"]
+    output = ["-map", "0:a:0", "-c:a", "pcm_f32be", "-f", "au", "pipe:1"]
+    command = ["ffmpeg", "-nostdin", "-v", "error", "-xerror", *arguments, *output]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+        )
+        stream = process.stdout
+        assert stream is not None
+        try:
+            header = stream.read(_AU_HEADER.size)
+            if len(header) == _AU_HEADER.size:
+                magic, begin, _, encoding, rate, channels = _AU_HEADER.unpack(header)
+                assert (magic, encoding) == (b".snd", _AU_FLOAT32)
+                stream.read(begin - _AU_HEADER.size)
+                yield _DecodedFile(stream, rate, channels)
+            if not stream.read(1) and process.wait() != 0:
+                raise ValueError(f"{path} cannot be read as audio: {_last_line(log, path)}")
+        finally:
+            process.kill()
+            process.wait()
+            stream.close()
+
+
+def _last_line(log: IO[bytes], path: Path) -> str:
+    log.seek(0)
+    lines = log.read(10_000).decode(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else "ffmpeg failed without a message"
+    return last.removeprefix(f"file:{path.absolute()}: ")[:300]
+
+
+@contextmanager
+def without_decoder_messages(enabled: bool = True) -> Iterator[None]:
+    """Discards everything that is written to file descriptor 2 inside the context.
+
+    Python cannot catch what C decoders write there: libmpg123 prints warnings about damaged mp3
+    files, in the middle of progress bars. The descriptor belongs to the whole process, so use
+    this around a decoder call only. Threads may be inside at the same time.
+    """
+    if not enabled:
+        yield
+        return
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _enter() -> None:
+    global _inside, _kept
+    with _lock:
+        _inside += 1
+        if _inside > 1:
+            return
+        try:
+            _kept = os.dup(2)
+        except OSError:  # standard error is closed
+            _kept = -1
+            return
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 2)
+        os.close(nothing)
+
+
+def _leave() -> None:
+    global _inside, _kept
+    with _lock:
+        _inside -= 1
+        if _inside == 0 and _kept >= 0:
+            os.dup2(_kept, 2)
+            os.close(_kept)
+            _kept = -1

@@ -20,13 +20,12 @@ from pruned_rnnt.data.audio.features import (
     FEATURE_DIM,
     FRAME_SAMPLES,
     SAMPLING_RATE,
+    WINDOW_END,
     audio_features,
 )
-from pruned_rnnt.data.audio.wav import short_wav
+from pruned_rnnt.data.audio.file_headers import short_wav
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 
-# The 25 ms window of a frame is centred on its 10 ms, and ends this many samples after their start.
-_WINDOW_END = FRAME_SAMPLES // 2 + SAMPLING_RATE // 80
 # Of a file in memory, unless asked for otherwise.
 _BLOCK_SECONDS = 10.0
 # Half the length of scipy's resampling filter, in samples of the lower of the two rates.
@@ -142,7 +141,7 @@ class FeatureStream:
         """(S,) float32 at 16 kHz -> the (T, F) frames that are complete now, possibly none."""
         self._samples_S = np.concatenate((self._samples_S, samples_S))
         kept = len(self._samples_S)
-        complete = self._first_frame + max(0, (kept - _WINDOW_END) // FRAME_SAMPLES + 1)
+        complete = self._first_frame + max(0, (kept - WINDOW_END) // FRAME_SAMPLES + 1)
         if complete <= self._done:
             return torch.zeros(0, FEATURE_DIM)
         features_TF = audio_features(self._samples_S)

@@ -18,9 +18,8 @@ import numpy as np
 from lhotse import AudioSource, Recording
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.audio.audio_file import open_audio
-from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
-from pruned_rnnt.data.audio.truncation import describe_truncation
+from pruned_rnnt.data.audio.audio_file import open_audio, without_decoder_messages
+from pruned_rnnt.data.audio.file_headers import describe_truncation
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 _TRUNCATED = "truncated: fewer samples than the header says"

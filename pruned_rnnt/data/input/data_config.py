@@ -1,4 +1,7 @@
-"""The settings of the section `data`: which utterances, and how batches are made of them."""
+"""The settings of the section `data`: which utterances, and how batches are made of them.
+
+Apart from the code that uses them: every command reads them, few need lhotse's modules.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,111 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pruned_rnnt.config.checks import check_at_least, check_fractions, joined_names
-from pruned_rnnt.data.input.augmentation_config import AugmentationConfig
 from pruned_rnnt.data.input.filters import FilterConfig
-from pruned_rnnt.data.input.joining import JoiningConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecAugmentConfig:
+    """SpecAugment (Park et al. 2019, arXiv 1904.08779), as implemented in lhotse.
+
+    enabled: apply SpecAugment.
+    probability: probability that an utterance is masked (and warped).
+    time_warp: largest warp in frames of 10 ms; utterances of less than twice this length are not
+        warped.
+    feature_masks: number of masks over mel bins.
+    feature_mask_size: size of the largest mask over mel bins.
+    frame_masks: number of masks over time.
+    frame_mask_size: size of the largest mask over time, in frames of 10 ms.
+    max_masked_fraction: largest fraction of an utterance's frames that is masked.
+    """
+
+    enabled: bool = True
+    probability: float = 0.9
+    time_warp: int = 80
+    feature_masks: int = 2
+    feature_mask_size: int = 27
+    frame_masks: int = 10
+    frame_mask_size: int = 100
+    max_masked_fraction: float = 0.15
+
+    def __post_init__(self) -> None:
+        section = "data.augmentation.spec_augment"
+        check_at_least(section, self, time_warp=0, feature_masks=0, feature_mask_size=0)
+        check_at_least(section, self, frame_masks=0, frame_mask_size=0)
+        check_fractions(section, self, "probability", "max_masked_fraction")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationConfig:
+    """Augmentation of the training features; zero disables a change.
+
+    tempo: 0.1 stretches time by a factor between 0.9 and 1.1 without changing the spectrum.
+    frequency_warp: 0.1 stretches the frequency axis by a factor between 0.9 and 1.1, which
+        imitates vocal tracts of other lengths.
+    tilt_db: largest rise or fall in dB from the lowest to the highest mel bin, which imitates
+        other microphones.
+    volume_db: largest gain or loss in dB.
+    band_limit_probability, band_limit_hz: probability that the frequencies above a cutoff are lost,
+        as in telephone speech and recordings at 8 kHz, and range of the cutoff in Hz.
+    noise_probability, noise_snr_db: probability that stationary coloured noise is added, and range
+        of its signal-to-noise ratio in dB.
+    noise_cuts: path of a lhotse CutSet (`*.jsonl.gz`) of recorded noises to mix in. They need
+        stored features if the speech has stored features.
+    noise_cuts_probability, noise_cuts_snr_db: probability that a recorded noise is mixed in, and
+        range of its signal-to-noise ratio in dB.
+    """
+
+    spec_augment: SpecAugmentConfig = field(default_factory=SpecAugmentConfig)
+    tempo: float = 0.0
+    frequency_warp: float = 0.0
+    tilt_db: float = 0.0
+    volume_db: float = 0.0
+    band_limit_probability: float = 0.0
+    band_limit_hz: tuple[float, float] = (3400.0, 4500.0)
+    noise_probability: float = 0.0
+    noise_snr_db: tuple[float, float] = (10.0, 30.0)
+    noise_cuts: str = ""
+    noise_cuts_probability: float = 0.5
+    noise_cuts_snr_db: tuple[float, float] = (10.0, 20.0)
+
+    def __post_init__(self) -> None:
+        section = "data.augmentation"
+        check_fractions(section, self, "tempo", "frequency_warp", below_one=True)
+        check_fractions(section, self, "noise_probability", "noise_cuts_probability")
+        check_fractions(section, self, "band_limit_probability")
+        check_at_least(section, self, tilt_db=0, volume_db=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoiningConfig:
+    """Silence around training utterances, and utterances joined into longer ones.
+
+    silence_probability: probability that the utterances of a batch get silence before or after
+        them, or both, which fills the batch to one length. It is digital silence, noise of any
+        level and colour, or noise like the utterance's own background.
+    silence_seconds: longest silence before or after an utterance; also the most by which the
+        length of a batch grows, on top of data.max_duration.
+    probability: probability that the utterances of a batch are joined, in groups of equal size, as
+        far as data.max_lattice allows.
+    longest_seconds: longest joined utterance.
+    pause_probability: probability of a pause between two joined utterances.
+    pause_seconds: longest pause.
+    gain_db: largest gain or loss in dB of each joined utterance, as if several people spoke.
+    """
+
+    silence_probability: float = 0.0
+    silence_seconds: float = 2.0
+    probability: float = 0.0
+    longest_seconds: float = 20.0
+    pause_probability: float = 0.5
+    pause_seconds: float = 1.0
+    gain_db: float = 0.0
+
+    def __post_init__(self) -> None:
+        section = "data.joining"
+        check_fractions(section, self, "silence_probability", "probability", "pause_probability")
+        check_at_least(section, self, silence_seconds=0, longest_seconds=0)
+        check_at_least(section, self, pause_seconds=0, gain_db=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from lhotse import CutSet
 from lhotse.dataset import DynamicCutSampler
+from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
-from pruned_rnnt.data.input.augmentation import FeatureAugmenter
+from pruned_rnnt.data.audio.features import FBANK, FeatureKind
+from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.filters import CutFilter, cut_symbols, filter_cuts
 from pruned_rnnt.data.input.loader import BatchLoader, true_on_all_ranks
-from pruned_rnnt.data.input.mixed_cuts import MixedCuts
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.input.sampler import (
     BatchSampler,
@@ -31,7 +32,6 @@ from pruned_rnnt.data.input.sampler import (
     duration_bins,
 )
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
-from pruned_rnnt.data.input.training_durations import p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _MEASURED_CUTS = 10_000
 # Number of these that may replace a batch in which no utterance can be read.
 _MAX_SUBSTITUTES = 8
+_PERCENTILE = 0.99
 
 
 class DataModule:
@@ -97,7 +98,7 @@ class DataModule:
         sources = [self._training_cuts(folder, CutFilter(*options), streamed) for folder in folders]
         cuts = sources[0]
         if len(sources) > 1:
-            cuts = MixedCuts(cuts, sources[1], share=config.old_share, seed=config.seed)
+            cuts = _MixedCuts(cuts, sources[1], share=config.old_share, seed=config.seed)
         measured = [cut for source in sources for cut in _measured_cuts(source)]
         self.p99_duration = p99_duration([cut.duration for cut in measured])
         if config.joining.probability > 0:
@@ -280,3 +281,68 @@ def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
         for factor in factors:
             cuts = cuts + plain.perturb_speed(factor)
     return cuts
+
+
+class _MixedCuts:
+    """All cuts of one source in an epoch, and among them cuts of another one by a share.
+
+    So a model that is fine-tuned does not forget the other corpus.
+
+    Each epoch has its own choice of the other cuts, which depends on the seed and the epoch alone,
+    so training resumes exactly. If they do not suffice, they are used again.
+
+    cuts, others: sources of cuts; `set_epoch` of the first and `set_pass` of the second are called
+        if they have them.
+    share: of the other cuts among all of them, at least 0 and below 1.
+    """
+
+    def __init__(
+        self, cuts: Iterable[Any], others: Iterable[Any], *, share: float, seed: int
+    ) -> None:
+        self.cuts = cuts
+        self.others = others
+        self.others_per_cut = share / (1 - share)
+        self.seed = seed
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        if hasattr(self.cuts, "set_epoch"):
+            self.cuts.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        others = self._endless_others()
+        for index, cut in enumerate(self.cuts):
+            yield cut
+            due = int((index + 1) * self.others_per_cut) - int(index * self.others_per_cut)
+            for _ in range(due):
+                yield next(others)
+
+    def _endless_others(self) -> Iterator[Any]:
+        """The other cuts in a random order, pass after pass.
+
+        Ids in later passes differ, because the augmentation depends on them.
+        """
+        passes = 0
+        while True:
+            name = f"-{passes}" if passes else ""
+            found = False
+            for cut in self._pass(passes):
+                found = True
+                yield fastcopy(cut, id=f"{cut.id}{name}") if name else cut
+            if not found:
+                raise ValueError("data.old_path has no utterances to mix in")
+            passes += 1
+
+    def _pass(self, number: int) -> Iterable[Any]:
+        if hasattr(self.others, "set_pass"):  # streamed; the order of the shards is random
+            self.others.set_pass(self.epoch, number)
+            return self.others
+        cuts = list(self.others)
+        Random(derived_seed("old data", self.seed, self.epoch, number)).shuffle(cuts)
+        return cuts
+
+
+def p99_duration(durations: Sequence[float]) -> float:
+    """99th percentile of the durations, so that a few very long utterances are ignored."""
+    return float(sorted(durations)[int(_PERCENTILE * (len(durations) - 1))])

@@ -10,15 +10,14 @@ Axes: T feature frames (10 ms), F mel bins.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.config.checks import check_at_least, check_fractions
-from pruned_rnnt.data.input.feature_transforms import LOG_ENERGY_PER_DB
+from pruned_rnnt.data.input.augmentation import LOG_ENERGY_PER_DB
+from pruned_rnnt.data.input.data_config import JoiningConfig
 
 FRAMES_PER_SECOND = 100
 # Log-mel energy of samples that are all zero.
@@ -30,38 +29,6 @@ _FIRST_BIN = (-3.0, 0.0)
 _LAST_BIN = (-2.0, 8.5)
 # Share of an utterance's frames that are taken for its background.
 _QUIETEST_SHARE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoiningConfig:
-    """Silence around training utterances, and utterances joined into longer ones.
-
-    silence_probability: probability that the utterances of a batch get silence before or after
-        them, or both, which fills the batch to one length. It is digital silence, noise of any
-        level and colour, or noise like the utterance's own background.
-    silence_seconds: longest silence before or after an utterance; also the most by which the
-        length of a batch grows, on top of data.max_duration.
-    probability: probability that the utterances of a batch are joined, in groups of equal size, as
-        far as data.max_lattice allows.
-    longest_seconds: longest joined utterance.
-    pause_probability: probability of a pause between two joined utterances.
-    pause_seconds: longest pause.
-    gain_db: largest gain or loss in dB of each joined utterance, as if several people spoke.
-    """
-
-    silence_probability: float = 0.0
-    silence_seconds: float = 2.0
-    probability: float = 0.0
-    longest_seconds: float = 20.0
-    pause_probability: float = 0.5
-    pause_seconds: float = 1.0
-    gain_db: float = 0.0
-
-    def __post_init__(self) -> None:
-        section = "data.joining"
-        check_fractions(section, self, "silence_probability", "probability", "pause_probability")
-        check_at_least(section, self, silence_seconds=0, longest_seconds=0)
-        check_at_least(section, self, pause_seconds=0, gain_db=0)
 
 
 class JoinedFeatures(NamedTuple):

@@ -22,7 +22,7 @@ from lhotse.shar import SharWriter
 from lhotse.utils import fastcopy
 
 # Custom field of a cut with the range of its audio: [first byte, number of bytes].
-AUDIO_RANGE = "audio_range"
+_AUDIO_RANGE = "audio_range"
 
 
 def open_shar_writer(folder: Path, split: str, number: int, field: str) -> Any:
@@ -62,7 +62,7 @@ def cuts_with_byte_ranges(folder: Path, split: str, number: int, field: str) -> 
                 cut,
                 recording=fastcopy(cut.recording, sources=[source]),
                 features=None,
-                custom={**(cut.custom or {}), AUDIO_RANGE: [offset, size]},
+                custom={**(cut.custom or {}), _AUDIO_RANGE: [offset, size]},
             )
 
 
@@ -79,7 +79,7 @@ def with_shar_audio(cut: Any) -> Any:
 
     Raises OSError if the tar file is missing or too short.
     """
-    byte_range = (getattr(cut, "custom", None) or {}).get(AUDIO_RANGE)
+    byte_range = (getattr(cut, "custom", None) or {}).get(_AUDIO_RANGE)
     if byte_range is None:
         return cut
     source = cut.recording.sources[0]
@@ -91,5 +91,5 @@ def with_shar_audio(cut: Any) -> Any:
         raise OSError(f"{source.source} ends before byte {offset + size}")
     in_memory = AudioSource(type="memory", channels=source.channels, source=data)
     # Mixing keeps the custom fields of a cut, but this range does not apply to the mixture.
-    rest = {name: value for name, value in cut.custom.items() if name != AUDIO_RANGE}
+    rest = {name: value for name, value in cut.custom.items() if name != _AUDIO_RANGE}
     return fastcopy(cut, recording=fastcopy(cut.recording, sources=[in_memory]), custom=rest)

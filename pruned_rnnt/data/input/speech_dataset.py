@@ -19,19 +19,17 @@ from lhotse.utils import fastcopy
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pruned_rnnt.data.audio.audio_file import rate_problem
-from pruned_rnnt.data.audio.decoder_messages import without_decoder_messages
-from pruned_rnnt.data.audio.feature_kinds import FBANK, FeatureKind
-from pruned_rnnt.data.audio.features import SAMPLING_RATE, fbank_extractor
+from pruned_rnnt.data.audio.audio_file import rate_problem, without_decoder_messages
+from pruned_rnnt.data.audio.features import FBANK, SAMPLING_RATE, FeatureKind, fbank_extractor
 from pruned_rnnt.data.audio.recordings import audio_files, last_line, may_be_mp3
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, preserve_global_rngs
 from pruned_rnnt.data.input.batch import AlignedWord, Batch, pad_features, pad_targets
+from pruned_rnnt.data.input.data_config import JoiningConfig
 from pruned_rnnt.data.input.filters import cut_language, cut_text
 from pruned_rnnt.data.input.joining import (
     FRAMES_PER_SECOND,
     JoinedFeatures,
-    JoiningConfig,
     groups_to_join,
     joined_utterances,
     silences_around,
@@ -40,7 +38,7 @@ from pruned_rnnt.data.input.joining import (
 from pruned_rnnt.data.input.prepared_folder import read_cuts
 from pruned_rnnt.data.input.sampler import LatticeBound
 from pruned_rnnt.data.input.shar_members import with_shar_audio
-from pruned_rnnt.data.tokens.scripts import written_without_spaces
+from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 # Number of noises drawn for an utterance; they are concatenated until it ends.

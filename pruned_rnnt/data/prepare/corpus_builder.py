@@ -20,22 +20,29 @@ from rich.console import Console
 
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
-from pruned_rnnt.data.prepare.corpus_report import CorpusStatistics
+from pruned_rnnt.data.prepare.corpus_report import (
+    CorpusStatistics,
+    text_hints,
+    token_hints,
+    unknown_hints,
+)
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport, SkippedFile
-from pruned_rnnt.data.prepare.shard_records import (
+from pruned_rnnt.data.prepare.shard_workers import stream_shards
+from pruned_rnnt.data.prepare.shard_writer import (
     RECORDS,
+    Shard,
+    ShardConfig,
+    ShardResult,
     delete_records,
+    manifest_name,
     remove_stale_shards,
     write_shard_once,
 )
-from pruned_rnnt.data.prepare.shard_workers import stream_shards
-from pruned_rnnt.data.prepare.shard_writer import Shard, ShardConfig, ShardResult, manifest_name
 from pruned_rnnt.data.prepare.splits import NamedSplits, SingleSplit, SplitPlan
-from pruned_rnnt.data.prepare.text_hints import text_hints, token_hints, unknown_hints
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 
-LEFT_OUT_NAME = "left_out.jsonl"
+_LEFT_OUT_NAME = "left_out.jsonl"
 # prepare.json names this many of the utterances left out; left_out.jsonl lists all of them.
 _MAX_SKIPPED_NAMED = 100
 
@@ -94,7 +101,7 @@ def build_corpus(
     made: dict[str, dict[int, int]] = {}
     with _write_errors_reported(output), building(output, resume=RECORDS) as folder:
         with _records_deleted_on_error(folder):
-            with (folder / LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
+            with (folder / _LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
                 shards = _shards(folder, entries, plan, config)
                 for result in stream_shards(
                     write_shard_once,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,9 +136,3 @@ def _with_text(entry: CorpusEntry, text: str, limits: UtteranceLimits, language:
     first = min(cut.supervisions, key=lambda s: s.start)
     whole = fastcopy(first, text=text, start=0.0, duration=cut.duration, language=language or None)
     return fastcopy(cut, supervisions=[whole])
-
-
-def format_counts(counts: Mapping[str, int]) -> str:
-    """Formats counts as "3 A, 1 B", most frequent first."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{count:,} {name}" for name, count in ordered)

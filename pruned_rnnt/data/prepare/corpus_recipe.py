@@ -18,11 +18,14 @@ from rich.console import Console
 from pruned_rnnt.data.audio.recordings import last_line
 from pruned_rnnt.data.prepare.corpus_builder import build_corpus
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
-from pruned_rnnt.data.prepare.corpus_options import add_corpus_arguments, build_config
-from pruned_rnnt.data.prepare.manifest_source import paired_entries
+from pruned_rnnt.data.prepare.corpus_options import (
+    add_corpus_arguments,
+    build_config,
+    options_for_json,
+)
 from pruned_rnnt.data.prepare.prepare_report import PrepareReport
-from pruned_rnnt.data.prepare.replacement import options_for_json
 from pruned_rnnt.data.prepare.splits import NamedSplits, SplitPlan, plan_splits
+from pruned_rnnt.data.prepare.toolkit_sources import paired_entries
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
 from pruned_rnnt.licences.chain import Licence

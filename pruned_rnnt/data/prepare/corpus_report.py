@@ -1,17 +1,20 @@
-"""Statistics of a corpus: counts for prepare.json, and report.txt for users."""
+"""Statistics of a corpus: counts for prepare.json, report.txt for users, and hints about its texts
+with the options of `prepare` to change them.
+"""
 
 from __future__ import annotations
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from pruned_rnnt.data.prepare.corpus_entry import format_counts
 from pruned_rnnt.data.prepare.shard_writer import ShardResult
+from pruned_rnnt.data.tokens.text_normalisation import TextConfig, is_punctuation
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.train_tokenizer import DEFAULT_VOCAB_SIZE, TokenizerConfig
 
 # Examples to keep of utterances left out, for each reason.
 _MAX_EXAMPLES = 20
@@ -20,6 +23,7 @@ _MAX_NAMED_SPEAKERS = 1000
 _BIN_SECONDS = 0.1
 # A character that occurs less often is reported as rare.
 _RARE_BELOW = 5
+_SHOWN = 8
 
 
 def _split_order(name: str) -> tuple[int, str]:
@@ -97,7 +101,7 @@ class CorpusStatistics:
         for origin, reason, details in self.examples:
             example = f"{reason} (the first: {origin}{f', {details}' if details else ''})"
             first.setdefault(reason, example)
-        return format_counts({first[reason]: count for reason, count in self.left_out.items()})
+        return _format_counts({first[reason]: count for reason, count in self.left_out.items()})
 
     def report_lines(self, tokenizer: Tokenizer | None, notes: Iterable[str]) -> list[str]:
         """The lines of report.txt."""
@@ -112,9 +116,9 @@ class CorpusStatistics:
         languages = sum(self.languages.values(), Counter())
         if any(languages):
             named = {code or "unknown": count for code, count in languages.items()}
-            lines.append(f"languages: {format_counts(named)}")
+            lines.append(f"languages: {_format_counts(named)}")
         rates = {f"at {rate} Hz": count for rate, count in self.rates.items()}
-        lines.append(f"sampling rates: {format_counts(rates)}")
+        lines.append(f"sampling rates: {_format_counts(rates)}")
         several = sum(count for channels, count in self.channels.items() if channels > 1)
         if several:
             lines.append(f"{several:,} utterances have several channels; only one is used")
@@ -144,7 +148,80 @@ class CorpusStatistics:
             rare = "  rare: a typing error?" if count < _RARE_BELOW else ""
             lines.append(f"{character}  {count:,}  {unicodedata.name(character, '?')}{rare}")
         lines += [
-            f"{split} has characters that the tokenizer lacks: {format_counts(unknown)}"
+            f"{split} has characters that the tokenizer lacks: {_format_counts(unknown)}"
             for split, unknown in self.unknown_characters(tokenizer).items()
         ]
         return lines
+
+
+def _format_counts(counts: Mapping[str, int]) -> str:
+    """Formats counts as "3 A, 1 B", most frequent first."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {name}" for name, count in ordered)
+
+
+def text_hints(characters: Counter[str], config: TextConfig) -> list[str]:
+    """Hints about mixed case and about punctuation, if `config` keeps them.
+
+    characters: counts of the characters in the normalised training texts.
+    """
+    hints = []
+    upper = sum(count for character, count in characters.items() if character.isupper())
+    lower = sum(count for character, count in characters.items() if character.islower())
+    if config.case == "keep" and upper and lower:
+        hints.append(
+            f"texts have upper-case ({upper:,}) and lower-case ({lower:,}) letters, which the "
+            "model learns as different symbols; pass --case lower unless it should write both"
+        )
+    marks = Counter({c: count for c, count in characters.items() if is_punctuation(c)})
+    if config.punctuation == "keep" and marks:
+        shown = " ".join(mark for mark, _ in marks.most_common(_SHOWN))
+        more = f" and {len(marks) - _SHOWN} more kinds" if len(marks) > _SHOWN else ""
+        hints.append(
+            f"texts have punctuation ({shown}{more}; {marks.total():,} in all); pass --punctuation "
+            "remove unless the model should write it"
+        )
+    return hints
+
+
+def token_hints(tokenizer: Tokenizer, config: TokenizerConfig, characters: int) -> list[str]:
+    """A hint if the tokenizer has fewer tokens than requested, or more than by default.
+
+    characters: the number of different ones in the training texts.
+    """
+    wanted = config.vocab_size or DEFAULT_VOCAB_SIZE
+    if config.kind not in ("bpe", "unigram"):
+        return []
+    if len(tokenizer) > wanted and not config.byte_fallback:
+        return [
+            f"texts have {characters:,} different characters, so --tokens {config.kind} has "
+            f"{len(tokenizer):,} tokens, not {wanted}. --tokens char has one for each character; "
+            "--byte-fallback with a smaller --vocab-size writes rare characters as bytes"
+        ]
+    if len(tokenizer) >= wanted:
+        return []
+    return [
+        f"--tokens {config.kind} found {len(tokenizer)} tokens, not the {wanted} of "
+        "--vocab-size, because the texts have no more pieces. Many of them are whole words with "
+        "few examples; a smaller --vocab-size, or --tokens char, gives more examples per token"
+    ]
+
+
+def unknown_hints(unknown: Mapping[str, Counter[str]]) -> list[str]:
+    """A hint for each split with characters that have no token.
+
+    unknown: counts of these characters, by split.
+    """
+    return [
+        f"{split} has {len(counts):,} character{'s' * (len(counts) > 1)} without a token "
+        f"({_shown_counts(counts)}), {counts.total():,} in all, each of which counts as an error; "
+        "--byte-fallback gives every character a spelling"
+        for split, counts in unknown.items()
+    ]
+
+
+def _shown_counts(counts: Counter[str]) -> str:
+    """The most frequent ones, as in "a 12, b 3, ..."."""
+    most = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+    shown = [f"{name} {count:,}" for name, count in most]
+    return ", ".join([*shown, *(["..."] if len(counts) > _SHOWN else [])])

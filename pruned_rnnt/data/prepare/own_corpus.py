@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_builder import build_corpus
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.corpus_options import (
     NumberOption,
     add_allow_commands_argument,
@@ -18,7 +24,6 @@ from pruned_rnnt.data.prepare.corpus_options import (
     build_config,
 )
 from pruned_rnnt.data.prepare.corpus_recipe import corpus_report
-from pruned_rnnt.data.prepare.duplicate_ids import DuplicateIdMarker
 from pruned_rnnt.data.prepare.own_sources import open_source
 from pruned_rnnt.data.prepare.splits import SingleSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
@@ -126,3 +131,51 @@ def _known_licence(source: Path) -> Licence:
     Raises ValueError if prepare.json is damaged.
     """
     return PreparedFolder(source.parent).origin().licence if source.is_file() else Licence()
+
+
+class DuplicateIdMarker:
+    """Iterates over the entries of a source and can mark those whose id occurred before.
+
+    count: number of entries; None until the first complete iteration.
+
+    The first complete iteration collects a hash of eight bytes per id, so that large corpora need
+    little memory. Afterwards only the hashes of repeated ids are kept.
+    """
+
+    def __init__(self, entries: Iterable[CorpusEntry]) -> None:
+        self._entries = entries
+        self.count: int | None = None
+        self._repeated: frozenset[int] | None = None
+
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        """The entries as they are in the source."""
+        if self._repeated is not None:
+            yield from self._entries
+            return
+        digests = array("Q")
+        for entry in self._entries:
+            digests.append(_digest(entry.id))
+            yield entry
+        self.count = len(digests)
+        ordered = np.sort(np.frombuffer(digests, dtype=np.uint64))
+        self._repeated = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+
+    def marked(self) -> Iterator[CorpusEntry]:
+        """The entries; all but the first entry of an id have `problem` set.
+
+        Reads the whole source first if no iteration was complete before.
+        """
+        if self._repeated is None:
+            deque(self, maxlen=0)
+        repeated = self._repeated or frozenset()
+        first: dict[str, str] = {}
+        for entry in self._entries:
+            if repeated and _digest(entry.id) in repeated:
+                origin = first.setdefault(entry.id, entry.origin)
+                if origin != entry.origin and not entry.problem:
+                    entry = replace(entry, problem="second entry of the same id", details=origin)
+            yield entry
+
+
+def _digest(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")

@@ -15,18 +15,14 @@ from typing import Literal
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.input.manifest_items import text_lines
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
-from pruned_rnnt.data.prepare.json_source import JsonSource, has_audio_path, json_object
-from pruned_rnnt.data.prepare.kaldi_source import KaldiSource
-from pruned_rnnt.data.prepare.manifest_source import ManifestSource
 from pruned_rnnt.data.prepare.splits import split_name
 from pruned_rnnt.data.prepare.table_source import TableSource
-from pruned_rnnt.data.prepare.table_sources import (
-    CommonVoiceFolders,
-    LJSpeechSource,
-    clips_table,
-    common_voice_folders,
-    is_clips_table,
-    is_ljspeech_table,
+from pruned_rnnt.data.prepare.toolkit_sources import (
+    JsonSource,
+    KaldiSource,
+    ManifestSource,
+    has_audio_path,
+    json_object,
 )
 
 Kind = Literal[
@@ -44,6 +40,13 @@ _MANIFEST_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz")
 _TABLE_SUFFIXES = (".tsv", ".csv", ".txt")
 # Files that list the audio in a folder, in the formats of Hugging Face and of LJSpeech.
 _METADATA_NAMES = ("metadata.csv", "metadata.jsonl")
+# Common Voice's folder of audio, tables of splits, table without splits, and columns.
+_CLIPS = "clips"
+_COMMON_VOICE_SPLITS = ("train", "dev", "test")
+_VALIDATED = "validated"
+_COMMON_VOICE_COLUMNS = {"client_id", "path", "sentence"}
+_LJSPEECH_AUDIO = "wavs"
+_LJSPEECH_SUFFIXES = (".wav", ".flac")
 
 
 def open_source(
@@ -103,10 +106,10 @@ def open_source(
             f"{path} has an unknown format: needs a folder, a Kaldi directory, a table "
             f"({', '.join(_TABLE_SUFFIXES)}) or a manifest ({', '.join(_MANIFEST_SUFFIXES)})"
         )
-    if is_ljspeech_table(path):
-        return "LJSpeech table", LJSpeechSource(path)
-    if is_clips_table(path):
-        return "Common Voice", clips_table(path)
+    if _is_ljspeech_table(path):
+        return "LJSpeech table", _LJSpeechSource(path)
+    if _is_clips_table(path):
+        return "Common Voice", _clips_table(path)
     return "table", TableSource(path, data_root)
 
 
@@ -118,7 +121,7 @@ def _listed_by_metadata(folder: Path) -> Iterable[CorpusEntry] | None:
     named = sorted(child for child in folder.iterdir() if child.name and split_name(child.name))
     parts = {child.name: _metadata_source(child) for child in named if child.is_dir()}
     listed = {split: part for split, part in parts.items() if part is not None}
-    return SplitFolders(listed) if listed else None
+    return _SplitFolders(listed) if listed else None
 
 
 def _metadata_source(folder: Path) -> Iterable[CorpusEntry] | None:
@@ -131,15 +134,15 @@ def _metadata_source(folder: Path) -> Iterable[CorpusEntry] | None:
             first = next((line for _, line in text_lines(path)), "")
             if has_audio_path(json_object(first)):
                 return JsonSource(path)
-        elif is_ljspeech_table(path):
-            return LJSpeechSource(path)
+        elif _is_ljspeech_table(path):
+            return _LJSpeechSource(path)
         elif TableSource(path).has_header():
             return TableSource(path)
     return None
 
 
 @dataclass(frozen=True)
-class SplitFolders:
+class _SplitFolders:
     """The sources of several splits, by the name of the split."""
 
     sources: dict[str, Iterable[CorpusEntry]]
@@ -215,3 +218,100 @@ def _read_text(path: Path) -> tuple[str, str, str]:
         return "", "text is not UTF-8", ""
     except OSError as error:
         return "", "text file cannot be read", error.strerror or ""
+
+
+@dataclass(frozen=True)
+class _CommonVoiceSource:
+    """The folder of a language: tables next to the folder clips with their audio.
+
+    train.tsv, dev.tsv and test.tsv are the splits. Without them, validated.tsv is read, and names
+    no splits.
+    """
+
+    folder: Path
+
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        tables = {split: self.folder / f"{split}.tsv" for split in _COMMON_VOICE_SPLITS}
+        if not tables["train"].is_file():
+            yield from _clips_table(self.folder / f"{_VALIDATED}.tsv")
+            return
+        for split, table in tables.items():
+            for entry in _clips_table(table) if table.is_file() else ():
+                yield replace(entry, id=f"{split}-{entry.id}", split=split)
+
+
+@dataclass(frozen=True)
+class CommonVoiceFolders:
+    """Several languages, one after the other."""
+
+    folders: tuple[Path, ...]
+
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        for folder in self.folders:
+            yield from _CommonVoiceSource(folder)
+
+
+def common_voice_folders(path: Path) -> tuple[Path, ...]:
+    """`path` if it is the folder of a language, else those of its folders that are; may be none."""
+    if _is_language(path):
+        return (path,)
+    return tuple(folder for folder in sorted(path.iterdir()) if _is_language(folder))
+
+
+def _clips_table(path: Path) -> TableSource:
+    """The source of one of the tables."""
+    return TableSource(path, audio_folder=path.parent / _CLIPS)
+
+
+def _is_clips_table(path: Path) -> bool:
+    """True if a file is one of the tables, with the folder of its clips."""
+    if not (path.is_file() and (path.parent / _CLIPS).is_dir()):
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        return set(next(lines, "").rstrip("\r\n").split("\t")) >= _COMMON_VOICE_COLUMNS
+
+
+def _is_language(folder: Path) -> bool:
+    return any(_is_clips_table(folder / f"{name}.tsv") for name in ("train", _VALIDATED))
+
+
+@dataclass(frozen=True)
+class _LJSpeechSource:
+    """Lines `id|text` or `id|text|normalised text`; the normalised text is used if there is one.
+
+    The audio of an id is wavs/ID.wav (or .flac) next to the table. Quotation marks belong to the
+    text.
+    """
+
+    path: Path
+
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        folder = self.path.parent / _LJSPEECH_AUDIO
+        with self.path.open(encoding="utf-8-sig", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                name, *texts = (cell.strip() for cell in line.split("|"))
+                text = next((text for text in reversed(texts[:2]) if text), "")
+                problem = "" if texts else "line is not `id|text` or `id|text|normalised text`"
+                if not name:
+                    problem = "line without an id"
+                elif "\ufffd" in text:
+                    problem = "text is not UTF-8"
+                files = [folder / f"{name}{suffix}" for suffix in _LJSPEECH_SUFFIXES]
+                yield CorpusEntry(
+                    id=name.replace("/", "-"),
+                    origin=f"{self.path}:{number}",
+                    audio=str(next((file for file in files if file.is_file()), files[0])),
+                    text=text,
+                    problem=problem,
+                )
+
+
+def _is_ljspeech_table(path: Path) -> bool:
+    """True if `path` is next to a folder wavs and its first line has the format above."""
+    if not (path.parent / _LJSPEECH_AUDIO).is_dir():
+        return False
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        name, *texts = next((line for line in lines if line.strip()), "").split("|")
+    return 1 <= len(texts) <= 2 and not Path(name).suffix and not {",", "\t"} & set(name)

@@ -1,13 +1,21 @@
 """Writes one shard of a corpus in a worker process: checks, features and the manifest.
 
+When a shard is complete, a record is written, so that the next run can reuse the shards of an
+interrupted one. It holds a fingerprint of the shard's entries and options; if these change, the
+shard is made again. Changed audio in a file of the same name is not detected.
+
 Axes: S audio samples.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import shutil
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +31,13 @@ from pruned_rnnt.data.audio.waveform import FloatArray, perturb_speed, resample
 from pruned_rnnt.data.input.shar_members import cuts_with_byte_ranges, open_shar_writer
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry, UtteranceLimits, cut_of_entry
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig, normalise_text
+from pruned_rnnt.system.json_file import read_json
+
+# Nobody says more in the longest utterance; scoring would take minutes.
+_MOST_CHARACTERS = 10_000
+# Folder of the records of finished shards.
+RECORDS = ".shards"
+_NUMBERED = re.compile(r"\.(\d{6})\.|-(\d{6})\.")
 
 
 def store_features(
@@ -56,11 +71,6 @@ def store_features(
     )
 
 
-# Nobody says more in the longest utterance; scoring would take minutes.
-_MOST_CHARACTERS = 10_000
-Storage = Literal["stored", "waveform"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShardConfig:
     """How entries become data.
@@ -71,7 +81,7 @@ class ShardConfig:
     speeds: with "stored", add a copy of every training utterance at each of these speeds.
     """
 
-    features: Storage = "stored"
+    features: Literal["stored", "waveform"] = "stored"
     shar: bool = False
     needs_text: bool = True
     speeds: tuple[float, ...] = ()
@@ -218,3 +228,73 @@ def _with_features(cut: Any, samples_S: FloatArray, extractor: Any, storage: Any
     # Stored features need no command, so that training does not have to allow commands.
     commands = any(source.type == "command" for source in cut.recording.sources)
     return fastcopy(cut, recording=None if commands else cut.recording, features=features)
+
+
+def write_shard_once(shard: Shard) -> ShardResult:
+    """Calls `write_shard`, or returns the recorded result if the same shard exists already."""
+    record = shard.folder / RECORDS / f"{shard.split}-{shard.number:06d}.json"
+    fingerprint = _fingerprint(shard)
+    result = _recorded(record, fingerprint)
+    if result is not None:
+        manifest = shard.folder / manifest_name(shard.split, shard.number)
+        if result.cuts == 0 or manifest.is_file():
+            return result
+    result = write_shard(shard)
+    record.parent.mkdir(exist_ok=True)
+    unfinished = record.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps({"made_of": fingerprint, "result": vars(result)}))
+    unfinished.rename(record)
+    return result
+
+
+def delete_records(folder: Path) -> None:
+    """Deletes the records of `folder`, so that the next run makes all shards again."""
+    shutil.rmtree(folder / RECORDS, ignore_errors=True)
+
+
+def remove_stale_shards(folder: Path, made: Collection[tuple[str, int]]) -> None:
+    """Removes files of shards that are not in `made`, (split, number) pairs.
+
+    An interrupted run with other options may have left them.
+    """
+    for path in [
+        *folder.glob("*_cuts.*.jsonl.gz"),
+        *folder.glob("features/*"),
+        *folder.glob("*/*"),
+    ]:
+        number = _NUMBERED.search(path.name)
+        if number is None or path.parent.name == RECORDS:
+            continue
+        split = path.parent.name
+        if path.parent == folder:
+            split = path.name.partition("_cuts.")[0]
+        elif split == "features":
+            split = path.name[: number.start()]
+        if (split, int(number[1] or number[2])) not in made:
+            path.unlink(missing_ok=True)
+
+
+def _fingerprint(shard: Shard) -> str:
+    digest = hashlib.blake2b(repr(shard.config).encode(), digest_size=16)
+    for entry in shard.entries:
+        values: dict[str, Any] = {**vars(entry), "cut": entry.cut and entry.cut.to_dict()}
+        digest.update(repr(sorted(values.items())).encode())
+    return digest.hexdigest()
+
+
+def _recorded(record: Path, fingerprint: str) -> ShardResult | None:
+    if not record.is_file():
+        return None
+    try:
+        values = read_json(record)
+        if values.get("made_of") != fingerprint:
+            return None
+        result: dict[str, Any] = values["result"]
+        for name in ("rates", "channels"):
+            result[name] = Counter({int(key): count for key, count in result[name].items()})
+        for name in ("speakers", "languages"):
+            result[name] = Counter(result[name])
+        result["left_out"] = [tuple(item) for item in result["left_out"]]
+        return ShardResult(**result)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None  # damaged: the shard is made again

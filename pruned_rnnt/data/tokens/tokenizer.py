@@ -14,7 +14,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from pruned_rnnt.data.tokens.normal_form import (
+from pruned_rnnt.data.tokens.text_normalisation import (
     JOINERS,
     joins_the_character_before,
     normal_form,

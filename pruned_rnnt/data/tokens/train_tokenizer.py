@@ -1,4 +1,4 @@
-"""Trains a SentencePiece model on texts.
+"""Trains SentencePiece models on texts, and extends them by the symbols of others and of languages.
 
 Texts are trained on in normal form, and SentencePiece's own normalisation is off, so that a text
 that is encoded and decoded is the same text.
@@ -9,19 +9,20 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
-from pruned_rnnt.data.tokens.extended_tokenizer import with_language_tags
-from pruned_rnnt.data.tokens.normal_form import normal_form
+from pruned_rnnt.data.tokens.text_normalisation import normal_form
 from pruned_rnnt.data.tokens.tokenizer import (
     BLANK_SYMBOL,
     SOS_EOS_SYMBOL,
     UNKNOWN_ID,
     UNKNOWN_SYMBOL,
+    WORD_START,
     Tokenizer,
 )
 
@@ -32,6 +33,8 @@ _LEAST_PIECES = 250
 _SPECIAL, _BYTES = 3, 256
 # With byte fallback, characters that occur less often get no symbol.
 _RARE_BELOW = 5
+# protobuf creates the classes of this module at import, so type checkers do not see them.
+_proto: Any = sentencepiece_model_pb2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,7 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> Tokenizer:
             f"vocab_size must be at least {int(needed.group(1)) + tags} (the characters of the "
             f"text and the special symbols), got {config.vocab_size}"
         ) from error
-    return with_language_tags(tokenizer, config.languages)
+    return _with_language_tags(tokenizer, config.languages)
 
 
 def _without_rare_characters(
@@ -138,3 +141,68 @@ def _train(lines: list[str], config: TokenizerConfig, vocab_size: int) -> Tokeni
         minloglevel=2,
     )
     return Tokenizer(model.getvalue())
+
+
+def extended_tokenizer(tokenizer: Tokenizer, more: Tokenizer) -> Tokenizer:
+    """`tokenizer` with the symbols of `more` that it lacks, after its own, which keep their ids.
+
+    It splits and normalises texts as `tokenizer` does: one of characters gets only the single
+    characters of `more`, and one of words only its symbols that start a word.
+    """
+    model, other = (_parsed(each) for each in (tokenizer, more))
+    kinds, kind = _proto.TrainerSpec, model.trainer_spec.model_type
+    ordinary, control = (getattr(_proto.ModelProto.SentencePiece, n) for n in ("NORMAL", "CONTROL"))
+    known = {piece.piece for piece in model.pieces}
+    scores = [piece.score for piece in model.pieces if piece.type == ordinary]
+    lowest = min(scores, default=0.0)
+    comparable = (
+        kind == kinds.UNIGRAM
+        and other.trainer_spec.model_type == kinds.UNIGRAM
+        and len(set(scores)) > 1
+    )
+    for piece in other.pieces:
+        if piece.type == control and piece.piece not in known:  # a language tag
+            model.pieces.add(piece=piece.piece, score=0.0, type=control)
+        if piece.type != ordinary:
+            continue
+        for text in _in_spelling_of(tokenizer, piece.piece, kind == kinds.CHAR):
+            if text in known or (kind == kinds.WORD and not text.startswith(WORD_START)):
+                continue
+            known.add(text)
+            if kind == kinds.BPE:
+                lowest -= 1.0  # BPE merges pairs in the order of the scores
+            score = piece.score if comparable else lowest
+            model.pieces.add(piece=text, score=score, type=ordinary)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    return Tokenizer(model.SerializeToString())
+
+
+def _in_spelling_of(tokenizer: Tokenizer, piece: str, by_character: bool) -> list[str]:
+    """The symbols that `tokenizer` needs to write a symbol; none if it cannot get them."""
+    rest = piece.lstrip(WORD_START)
+    spelled = tokenizer.normalise(rest) if tokenizer.has_own_rules else rest
+    spelled = piece[: len(piece) - len(rest)] + spelled.replace(" ", WORD_START)
+    if not by_character:
+        return [spelled]
+    return list(spelled) if len(piece) == 1 else []
+
+
+def _with_language_tags(tokenizer: Tokenizer, languages: Sequence[str]) -> Tokenizer:
+    """`tokenizer` with a control symbol for each language after its own symbols.
+
+    They come last because sherpa-onnx needs the symbols of bytes directly after the special ones.
+    """
+    if not languages:
+        return tokenizer
+    model = _parsed(tokenizer)
+    for language in sorted(set(languages)):
+        kind = _proto.ModelProto.SentencePiece.CONTROL
+        model.pieces.add(piece=f"<|{language}|>", score=0.0, type=kind)
+    model.trainer_spec.vocab_size = len(model.pieces)
+    return Tokenizer(model.SerializeToString())
+
+
+def _parsed(tokenizer: Tokenizer) -> Any:
+    model = _proto.ModelProto()
+    model.ParseFromString(tokenizer.model)
+    return model

@@ -1,5 +1,5 @@
 """Configure the scores that beam search adds: language models, internal model, hotwords, and a
-bonus for every symbol.
+bonus for every symbol; with the scorers of a bonus and of a neural language model.
 
 Axes: R rows, V vocabulary.
 """
@@ -15,13 +15,11 @@ from torch import Tensor
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.fusion.hotwords import HotwordScorer, check_bonus, read_hotwords
-from pruned_rnnt.decode.fusion.neural_lm import NeuralScorer
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.fusion.ngram_files import read_texts, read_word_ngram, symbol_bigrams
 from pruned_rnnt.decode.fusion.word_scorer import WordNgramScorer
-from pruned_rnnt.decode.search.rows import Rows
-from pruned_rnnt.decode.search.scorer import TokenScorer
-from pruned_rnnt.model.language_model import LanguageModel
+from pruned_rnnt.decode.search.states import Rows, TokenScorer
+from pruned_rnnt.model.language_model import SOS_EOS, LanguageModel
 
 
 class SymbolBonus:
@@ -52,6 +50,46 @@ class SymbolBonus:
 
     def final(self, state: Rows) -> Tensor:
         return state[0]
+
+
+class NeuralScorer:
+    """A `TokenScorer` whose state has the next symbols' log-probabilities and the model's state.
+
+    Args:
+        model: in evaluation mode, on the device of the search.
+        scale: factor of the log-probabilities.
+    """
+
+    capturable = True
+
+    def __init__(self, model: LanguageModel, scale: float) -> None:
+        self._model = model
+        self._scale = scale
+
+    def start(self, rows: int, device: torch.device) -> Rows:
+        first_R = torch.full((rows,), SOS_EOS, device=device)
+        return self._step(first_R, self._model.start(rows))
+
+    def scores(self, state: Rows) -> Tensor:
+        return state[0]
+
+    def advance(self, state: Rows, symbols_R: Tensor, emits_R: Tensor) -> Rows:
+        if symbols_R.is_cuda:  # Selecting the rows that emit would synchronise with the device.
+            return self._step(symbols_R, state[1:])
+        (rows,) = emits_R.nonzero(as_tuple=True)
+        if len(rows) == 0:
+            return state
+        grown = self._step(symbols_R[rows], tuple(x[rows] for x in state[1:]))
+        return tuple(
+            before.index_copy(0, rows, after) for before, after in zip(state, grown, strict=True)
+        )
+
+    def final(self, state: Rows) -> Tensor:
+        return state[0][:, SOS_EOS]
+
+    def _step(self, symbols_R: Tensor, state: Rows) -> Rows:
+        log_probs_RV, state = self._model.step(symbols_R, state)
+        return (self._scale * log_probs_RV, *state)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.tokens.scripts import written_without_spaces
+from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.states import Rows
 
 # Bytes of a line, which has a phrase and its bonus.
 _MAX_LINE_BYTES = 1000

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.fusion.ngram_files import BEGIN, END, UNKNOWN, Entry, Ngram, read_arpa
-from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.states import Rows
 
 
 class _Tables(NamedTuple):

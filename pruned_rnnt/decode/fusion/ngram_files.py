@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from pruned_rnnt.data.tokens.normal_form import normal_form
+from pruned_rnnt.data.tokens.text_normalisation import normal_form
 from pruned_rnnt.decode.fusion.word_ngram import NgramList, WordNgram
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def read_arpa(path: Path, words: Iterable[str]) -> list[dict[Ngram, Entry]]:
     """
     kept = {*words, BEGIN, END, UNKNOWN}
     orders: list[dict[Ngram, Entry]] = []
-    for order, log_prob, names, back_off in arpa_ngrams(path):
+    for order, log_prob, names, back_off in _arpa_ngrams(path):
         while order > len(orders):
             orders.append({})
         ngram = tuple(UNKNOWN if name == "<UNK>" else name for name in names)
@@ -67,7 +67,7 @@ def read_arpa(path: Path, words: Iterable[str]) -> list[dict[Ngram, Entry]]:
     return orders
 
 
-def arpa_ngrams(path: Path) -> Iterator[tuple[int, float, list[str], float]]:
+def _arpa_ngrams(path: Path) -> Iterator[tuple[int, float, list[str], float]]:
     """Order, logarithm to the base 10 of the probability, words and that of the back-off weight.
 
     Errors are those of `read_arpa`.
@@ -208,7 +208,7 @@ def read_orders(path: Path) -> list[NgramList]:
     """
     logs: list[array[float]] = []
     words: list[list[str]] = []
-    for order, log_prob, names, back_off in arpa_ngrams(path):
+    for order, log_prob, names, back_off in _arpa_ngrams(path):
         while order > len(words):
             logs.append(array("d"))
             words.append([])

@@ -25,7 +25,7 @@ from torch import Tensor
 
 BEGIN, END = "<s>", "</s>"
 # Have ids after those of the words.
-MARKS = (END, BEGIN, "<unk>")
+_MARKS = (END, BEGIN, "<unk>")
 
 
 class NgramList(NamedTuple):
@@ -86,9 +86,9 @@ class WordNgram:
         if not backoff and not counts[0]:
             raise ValueError("a word n-gram model needs a back-off model or texts, got neither")
         names = set(backoff[0].columns[0]) if backoff else set()
-        self.words = sorted(names.union(*counts[0]).difference(MARKS))
+        self.words = sorted(names.union(*counts[0]).difference(_MARKS))
         self.end = len(self.words)
-        self._ids = {name: i for i, name in enumerate((*self.words, *MARKS))}
+        self._ids = {name: i for i, name in enumerate((*self.words, *_MARKS))}
         self._levels: list[_Level] = []
         own = self._text_tables(counts, caution) if counts[0] else []
         own_levels = self._build(own)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.fusion.word_ngram import WordNgram
-from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.states import Rows
 
 _WORD_START = "\u2581"
 # Symbols that are no letters have names like this: <blk>.

@@ -1,1 +1,1 @@
-"""Error rates and result files."""
+"""Error rates, their significance, and aligned words."""

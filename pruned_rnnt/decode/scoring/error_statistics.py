@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pruned_rnnt.decode.scoring.wer import Transcript
+from pruned_rnnt.decode.scoring.error_rates import Transcript
 
 # A word of the reference and of the hypothesis; None: no word on this side.
 WordPair = tuple[str | None, str | None]
 
 # Of the table that an alignment fills; 4 bytes each.
-MOST_CELLS = 4 * 10**8
+_MOST_CELLS = 4 * 10**8
 _GAP = "*"
 LEAST_WORDS = 3
 # Confidences of 0 and 1 count as these; more digits are not printed.
@@ -32,7 +32,7 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Wor
     """
     import kaldialign
 
-    if len(reference) * len(hypothesis) > MOST_CELLS:
+    if len(reference) * len(hypothesis) > _MOST_CELLS:
         raise ValueError(
             f"a reference of {len(reference):,} and a hypothesis of {len(hypothesis):,} words or "
             "characters are too long to align"

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis, Pending
-from pruned_rnnt.decode.search.stream_search import Continuation
-from pruned_rnnt.ops.search.beam_frames import BeamSteps
+from pruned_rnnt.decode.search.interface import Continuation, Hypothesis, Pending
+from pruned_rnnt.ops.search.search_frames import BeamSteps
 
 
 def stack_steps(frames: Sequence[BeamSteps], like_NB: Tensor) -> BeamSteps:

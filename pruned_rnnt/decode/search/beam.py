@@ -25,15 +25,27 @@ from pruned_rnnt.decode.search.back_pointers import (
 )
 from pruned_rnnt.decode.search.frame_graph import FrameGraphs, FrameLoop
 from pruned_rnnt.decode.search.host_search import HostBeam, host_model
-from pruned_rnnt.decode.search.hypothesis import DeviceSearch, Hypothesis, Pending
-from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor, take_rows
-from pruned_rnnt.decode.search.scorer import TokenScorer, add_final_scores, advance_scorers
-from pruned_rnnt.decode.search.search_arguments import check_beam, silent_mask
-from pruned_rnnt.decode.search.stream_search import ChunkSearch, StreamSearch
-from pruned_rnnt.model.transducer_model import TransducerModel
-from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps
+from pruned_rnnt.decode.search.interface import (
+    ChunkSearch,
+    DeviceSearch,
+    Hypothesis,
+    Pending,
+    StreamSearch,
+    check_beam,
+    silent_mask,
+)
+from pruned_rnnt.decode.search.states import (
+    Rows,
+    TokenScorer,
+    add_final_scores,
+    advance_predictor,
+    advance_scorers,
+    start_predictor,
+    take_rows,
+)
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import best_rows, extend_beam, joint_log_probs, merge_equal
-from pruned_rnnt.ops.search.search_model import SearchModel
+from pruned_rnnt.ops.search.search_frames import BeamState, BeamSteps, SearchModel
 
 
 class _Beam(NamedTuple):

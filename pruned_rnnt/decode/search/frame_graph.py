@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pruned_rnnt.decode.search.rows import Rows
+from pruned_rnnt.decode.search.states import Rows
 from pruned_rnnt.model.captured_passes import CAPTURE_AT, captured
 
 # Frames of a block. A longer block takes longer to capture and wastes more of the last block.
-BLOCK_FRAMES = 32
+_BLOCK_FRAMES = 32
 
 # (am_NTD, lengths_N, state) -> outputs with axes N, T first, state; it must not synchronise.
 FrameLoop = Callable[[Tensor, Tensor, Rows], tuple[Rows, Rows]]
@@ -35,12 +35,12 @@ class FrameGraph:
         loop: the loop to capture; it must not modify its inputs or any other state.
         rows: R, the largest batch; smaller batches are padded with empty rows.
         am_NTD, state: example inputs; their dtypes and widths are used, and K = T up to
-            `BLOCK_FRAMES`, but not N.
+            `_BLOCK_FRAMES`, but not N.
     """
 
     def __init__(self, loop: FrameLoop, rows: int, am_NTD: Tensor, state: Rows) -> None:
         self._loop = loop
-        self._frames = min(am_NTD.size(1), BLOCK_FRAMES)
+        self._frames = min(am_NTD.size(1), _BLOCK_FRAMES)
         self._am_RKD = am_NTD.new_zeros(rows, self._frames, am_NTD.size(2))
         self._remaining_R = torch.zeros(rows, dtype=torch.int64, device=am_NTD.device)
         self._state = tuple(x.new_zeros(rows, *x.shape[1:]) for x in state)
@@ -84,10 +84,10 @@ class FrameGraphs:
     def loop(self, loop: FrameLoop, am_NTD: Tensor, state: Rows) -> FrameLoop:
         """A graph of `loop` for these inputs; the loop itself for few frames that are rare."""
         batch_size, num_frames, _ = am_NTD.shape
-        key = graph_rows(batch_size), min(num_frames, BLOCK_FRAMES)
+        key = graph_rows(batch_size), min(num_frames, _BLOCK_FRAMES)
         if key not in self._graphs:
             self._counts[key] += 1
-            is_rare = num_frames <= BLOCK_FRAMES and self._counts[key] < CAPTURE_AT
+            is_rare = num_frames <= _BLOCK_FRAMES and self._counts[key] < CAPTURE_AT
             if is_rare or num_frames == 0:
                 return loop
             self._graphs[key] = FrameGraph(loop, key[0], am_NTD, state)

@@ -13,9 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.hypothesis import DeviceSearch, Hypothesis, Pending
-from pruned_rnnt.decode.search.rows import Rows
-from pruned_rnnt.decode.search.stream_search import ChunkSearch, Continuation, StreamSearch
+from pruned_rnnt.decode.search.interface import (
+    ChunkSearch,
+    Continuation,
+    DeviceSearch,
+    Hypothesis,
+    Pending,
+    StreamSearch,
+)
+from pruned_rnnt.decode.search.states import Rows
 
 
 class GreedyFrames(NamedTuple):

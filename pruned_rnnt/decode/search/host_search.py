@@ -11,11 +11,10 @@ from torch import Tensor
 
 from pruned_rnnt.loss.joiner import changed_part
 from pruned_rnnt.model.predictor import StatelessPredictor
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
-from pruned_rnnt.ops.search.beam_frames import BeamState, BeamSteps, beam_frames
-from pruned_rnnt.ops.search.search_model import SearchModel
+from pruned_rnnt.ops.search.search_frames import BeamState, BeamSteps, SearchModel, beam_frames
 
 
 def host_model(model: TransducerModel, silent_V: Tensor) -> SearchModel | None:

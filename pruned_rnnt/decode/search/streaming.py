@@ -5,15 +5,101 @@ Axes: N streams, T feature frames, F mel bins, C encoder frames of a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
+from itertools import takewhile
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
-from pruned_rnnt.decode.search.rows import Rows
-from pruned_rnnt.decode.search.stream_search import ChunkSearch, StreamPath, StreamSearch
+from pruned_rnnt.decode.search.interface import ChunkSearch, Continuation, Hypothesis, StreamSearch
+from pruned_rnnt.decode.search.states import Rows
 from pruned_rnnt.model.encoder_kinds import stream_encoder
+from pruned_rnnt.model.inference_graphs import StreamGraphs
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.model.stream_graphs import StreamGraphs
+
+
+class Arc(NamedTuple):
+    """A symbol, the frame of the stream at which it was emitted, its log-probability, and the
+    frames by which it advanced, None for models without durations."""
+
+    symbol: int
+    frame: int
+    score: float
+    duration: int | None
+
+
+class StreamPath:
+    """The best path of a stream, and how much of it can still change.
+
+    Attributes:
+        best: the best path.
+        settled: number of its arcs that all paths of the search begin with.
+        stable: number of its symbols that all paths begin with, maybe at other frames.
+        frame: number of encoder frames that were searched.
+        score: log-probability of the path since the start of the search.
+    """
+
+    def __init__(self) -> None:
+        self.frame = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all paths, as a search that starts again does."""
+        self.best: list[Arc] = []
+        self.settled = self.stable = 0
+        self.score = 0.0
+        # What follows the settled arcs, by the row of each path.
+        self._rests: dict[int, list[Arc]] = {0: []}
+
+    def extend(self, found: Sequence[Continuation], frames: int) -> None:
+        """Add the paths after the next `frames` frames, best first."""
+        if found:
+            rests = {
+                path.row: [*self._rests[path.origin], *_arcs(path.part, self.frame)]
+                for path in found
+            }
+            best = rests[found[0].row]
+            common = _in_common(rests.values(), lambda arc: arc)
+            self.best[self.settled :] = best
+            self.stable = self.settled + _in_common(rests.values(), lambda arc: arc.symbol)
+            self.settled += common
+            self._rests = {row: rest[common:] for row, rest in rests.items()}
+            self.score = found[0].part.score
+        self.frame += frames
+
+    def drop(self, count: int) -> list[Arc]:
+        """Remove the first arcs, which must be settled, and return them."""
+        assert count <= self.settled
+        dropped, self.best = self.best[:count], self.best[count:]
+        self.settled -= count
+        self.stable -= count
+        return dropped
+
+    def hypothesis(self) -> Hypothesis:
+        """The best path."""
+        return Hypothesis(
+            symbols=tuple(arc.symbol for arc in self.best),
+            frames=tuple(arc.frame for arc in self.best),
+            score=self.score,
+            symbol_scores=tuple(arc.score for arc in self.best),
+            durations=tuple(arc.duration for arc in self.best if arc.duration is not None),
+        )
+
+
+def _arcs(part: Hypothesis, begin: int) -> list[Arc]:
+    durations = part.durations or (None,) * len(part.symbols)
+    columns = (part.symbols, part.frames, part.symbol_scores, durations)
+    return [
+        Arc(symbol, begin + frame, score, duration)
+        for symbol, frame, score, duration in zip(*columns, strict=True)
+    ]
+
+
+def _in_common(paths: Collection[Sequence[Arc]], key: Callable[[Arc], object]) -> int:
+    """The number of arcs at the beginning whose keys are the same in all paths."""
+    columns = zip(*paths, strict=False)
+    return sum(1 for _ in takewhile(lambda arcs: len({key(arc) for arc in arcs}) == 1, columns))
 
 
 class StreamDecoder:

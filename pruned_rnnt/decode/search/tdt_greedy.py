@@ -19,10 +19,10 @@ from torch import Tensor
 
 from pruned_rnnt.decode.search.frame_graph import graph_rows
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
-from pruned_rnnt.decode.search.rows import Rows, advance_predictor, start_predictor
-from pruned_rnnt.decode.search.search_arguments import check_max_symbols, silent_mask
+from pruned_rnnt.decode.search.interface import check_max_symbols, silent_mask
+from pruned_rnnt.decode.search.states import Rows, advance_predictor, start_predictor
 from pruned_rnnt.model.captured_passes import captured
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import TransducerModel
 
 # Default of max_symbols_per_frame, which sherpa-onnx uses.
 SHERPA_MAX_SYMBOLS = 5

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pruned_rnnt.model.fastconformer import FastConformerConfig
-from pruned_rnnt.model.lstm_predictor import LstmPredictorConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
+from pruned_rnnt.model.predictor import LstmPredictorConfig
 
 _TRANSDUCER, _CTC, _HYBRID = "transducer", "ctc", "hybrid"
 _NEMO_KINDS = {

@@ -1,17 +1,25 @@
-"""Elementwise parts of attention, each in one pass over memory.
+"""Parts of attention besides its matrix products, each in one pass over memory.
 
+    heads      rows (N, T, H * K)   | h0 h1 h2 | h0 h1 h2 | ...          one frame after another
+               to and from the matrices of each head
+               heads (N, H, T, K)   | h0 h0 ...| h1 h1 ...| h2 h2 ...    one head after another
     squash     out = value * tanh(squashed)
     product    out = x * factor
     uniform    out[n, t, s] = weights[n, t, s], or 1 / (number of frames with a weight) for these
                               frames if the device has chosen uniform weights
     join       out[n, h, t, s] = one[n, h, t, s] + other[n, h, t, s], + first[n, t, s] for h = 0
 
-Axes: N sequences, H heads, T frames, S frames attended to, C channels. One program takes
+Axes: N sequences, H heads, T frames, S frames attended to, K channels of a head, C channels. One
+program takes
 
-    squash    [ . . . . ]           the C channels of each of BLOCK_R rows (frames)
+    heads     [ . . . . ]           the H * K channels of each of BLOCK_R rows (frames)
+    squash    [ . . . . ]           the C channels of each of BLOCK_R rows
     product   [ . . . . ]           the same
     uniform   [ . . . . . . . . ]   the S columns of one row t
     join      . . [ . . . . ] . .   BLOCK of the T * S elements of one head
+
+Batches of matrix products need the matrices of each head; torch copies to them several times as
+slowly, and once for each product.
 """
 
 from __future__ import annotations
@@ -24,7 +32,70 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 from pruned_rnnt.model.kernels.rows import as_rows, own_tile, row_tiles
 
-_TILE = 2048
+_HEADS_TILE, _TILE = 1024, 2048
+
+
+@kernel("rows", "frames")
+def _heads_kernel(
+    rows_ptr,
+    heads_ptr,
+    rows,
+    frames,
+    row_stride,
+    channels,
+    K,
+    TO_HEADS: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    row, channel, inside = own_tile(rows, channels, BLOCK_R, BLOCK_C)
+    sequence = row // frames
+    # Row h * T of the matrices of a sequence is the first one of head h.
+    first = sequence * (channels // K) * frames + row - sequence * frames
+    head = channel // K
+    in_rows = rows_ptr + row[:, None] * row_stride + channel[None, :]
+    in_heads = heads_ptr + (first[:, None] + head[None, :] * frames) * K
+    in_heads += (channel - head * K)[None, :]
+    if TO_HEADS:
+        tl.store(in_heads, tl.load(in_rows, mask=inside, other=0.0), mask=inside)
+    else:
+        tl.store(in_rows, tl.load(in_heads, mask=inside, other=0.0), mask=inside)
+
+
+def to_heads(x_NTC: Tensor, heads: int) -> Tensor:
+    """(N, T, H * K) -> (N, H, T, K), contiguous; the rows of x have one stride."""
+    batch, frames, channels = x_NTC.shape
+    out = x_NTC.new_empty((batch, heads, frames, channels // heads))
+    rows = as_rows(x_NTC)
+    _launch_heads(rows.tensor, out, rows.stride, to_heads=True)
+    return out
+
+
+def from_heads(x_NHTK: Tensor) -> Tensor:
+    """(N, H, T, K), contiguous -> (N, T, H * K), contiguous."""
+    batch, heads, frames, width = x_NHTK.shape
+    out = x_NHTK.new_empty((batch, frames, heads * width))
+    _launch_heads(out, x_NHTK, out.size(-1), to_heads=False)
+    return out
+
+
+def _launch_heads(x_NTC: Tensor, x_NHTK: Tensor, row_stride: int, *, to_heads: bool) -> None:
+    batch, heads, frames, width = x_NHTK.shape
+    rows, channels = batch * frames, heads * width
+    tiles = row_tiles(rows, channels, _HEADS_TILE)
+    _heads_kernel(
+        (tiles.number,),
+        x_NTC,
+        x_NHTK,
+        rows,
+        frames,
+        row_stride,
+        channels,
+        width,
+        to_heads,
+        tiles.rows,
+        tiles.channels,
+    )
 
 
 @triton.jit

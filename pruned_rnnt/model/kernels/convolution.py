@@ -24,8 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import Kernel, divide_up, kernel, power_of_two
-from pruned_rnnt.model.kernels.rows import own_tile, row_tiles
-from pruned_rnnt.model.kernels.sums import sums_of_parts
+from pruned_rnnt.model.kernels.rows import own_tile, row_tiles, sums_of_parts
 
 _TILE = 2048
 # Elements of a tile of the depthwise convolution.

@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
-from pruned_rnnt.model.kernels.sums import sums_of_parts
+from pruned_rnnt.model.kernels.rows import sums_of_parts
 
 _TILE = 2048
 # A warp then reads rows of whole cache lines, and loads weights without a barrier.

@@ -8,9 +8,13 @@ from pruned_rnnt.model.zipformer.config import (
     ZipformerConfig,
     zipformer_config,
 )
-from pruned_rnnt.model.zipformer.state import LayerState, ZipformerState
-from pruned_rnnt.model.zipformer.streaming_encoder import StreamingZipformer
-from pruned_rnnt.model.zipformer.zipformer import Zipformer, subsampled_length
+from pruned_rnnt.model.zipformer.layer import LayerState
+from pruned_rnnt.model.zipformer.zipformer import (
+    StreamingZipformer,
+    Zipformer,
+    ZipformerState,
+    subsampled_length,
+)
 
 __all__ = [
     "LARGE",

@@ -103,7 +103,7 @@ class _DotProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, heads: int) -> Tensor:
-        from pruned_rnnt.model.kernels.heads import to_heads
+        from pruned_rnnt.model.kernels.attention import to_heads
 
         ctx.save_for_backward(query, key)
         ctx.heads = heads
@@ -112,7 +112,7 @@ class _DotProducts(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        from pruned_rnnt.model.kernels.heads import from_heads, to_heads
+        from pruned_rnnt.model.kernels.attention import from_heads, to_heads
 
         query, key = ctx.saved_tensors
         grad = grad.contiguous()
@@ -135,7 +135,7 @@ class _DistanceScores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, positions: Tensor) -> Tensor:
-        from pruned_rnnt.model.kernels.heads import to_heads
+        from pruned_rnnt.model.kernels.attention import to_heads
 
         ctx.save_for_backward(query, positions)
         return to_heads(query, positions.size(0)) @ positions.to(query.dtype)
@@ -143,7 +143,7 @@ class _DistanceScores(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        from pruned_rnnt.model.kernels.heads import from_heads, to_heads
+        from pruned_rnnt.model.kernels.attention import from_heads, to_heads
 
         query, positions = ctx.saved_tensors
         of_query = from_heads(grad @ positions.to(query.dtype).mT)
@@ -168,7 +168,7 @@ class _WeightedSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, value: Tensor) -> Tensor:
-        from pruned_rnnt.model.kernels.heads import from_heads, to_heads
+        from pruned_rnnt.model.kernels.attention import from_heads, to_heads
 
         ctx.save_for_backward(weights, value)
         return from_heads(weights @ to_heads(value, weights.size(1)))
@@ -176,7 +176,7 @@ class _WeightedSums(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        from pruned_rnnt.model.kernels.heads import from_heads, to_heads
+        from pruned_rnnt.model.kernels.attention import from_heads, to_heads
 
         weights, value = ctx.saved_tensors
         grad_NHTK = to_heads(grad, weights.size(1))

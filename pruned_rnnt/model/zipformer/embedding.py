@@ -35,8 +35,7 @@ from pruned_rnnt.model.subsampling_convolutions import (
 from pruned_rnnt.model.zipformer.activation import Swoosh, swoosh_linear
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import ScaleGradient, own_gradient
-from pruned_rnnt.model.zipformer.layer import DROPOUT
-from pruned_rnnt.model.zipformer.masks import dropout_mask, keep_mask
+from pruned_rnnt.model.zipformer.layer import DROPOUT, dropout_mask, keep_mask
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten

@@ -64,7 +64,7 @@ def sum_towards_limits(parts_PC: Tensor, value: Tensor, limits: Limits | None) -
     if not use_kernels(parts_PC, value):
         grad = parts_PC.sum(dim=0).view_as(value).to(value.dtype)
         return grad_towards_limits(grad, value, limits)
-    from pruned_rnnt.model.kernels.sums import sums_of_parts
+    from pruned_rnnt.model.kernels.rows import sums_of_parts
 
     on_device = limits if isinstance(limits, Tensor) else None
     with beside(parts_PC, where=value.is_leaf):

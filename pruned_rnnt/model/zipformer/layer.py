@@ -1,6 +1,7 @@
-"""One Zipformer layer (arXiv 2310.11230, figure 2).
+"""One Zipformer layer (arXiv 2310.11230, figure 2), its state, and its random masks of training.
 
-Axes: N batch, T frames, S frames attended to, E encoder width, H heads.
+Axes: N batch or streams, T frames, S frames attended to, E encoder width, H heads, K masks,
+W channels of all masks together.
 
     weights  computed once, from the layer's input
     x += feedforward1;  x += nonlinear attention;  x += self-attention 1;  x += convolution 1
@@ -8,13 +9,17 @@ Axes: N batch, T frames, S frames attended to, E encoder width, H heads.
     x += self-attention 2;  x += convolution 2;  x += feedforward3
     x = norm(x);  x = bypass from the input
 
-Training skips branches and whole layers for some of the sequences, often at first and rarely later.
+Training skips branches and whole layers for some of the sequences, often at first and rarely later,
+and drops channels. The masks of all layers are sampled together; one by one they would take more
+kernel launches than attention.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.cast_parameters import CastParameters
@@ -27,15 +32,12 @@ from pruned_rnnt.model.zipformer.attention import (
     share_weights,
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
-from pruned_rnnt.model.zipformer.bypass import Bypass, end_of_layer
 from pruned_rnnt.model.zipformer.config import StackConfig
 from pruned_rnnt.model.zipformer.convolution import ConvolutionModule
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.masks import NO_MASKS, LayerMasks
 from pruned_rnnt.model.zipformer.norm import BiasNorm
-from pruned_rnnt.model.zipformer.residual import add_branch, begin_stream
+from pruned_rnnt.model.zipformer.residual import Bypass, add_branch, begin_stream, end_of_layer
 from pruned_rnnt.model.zipformer.schedule import Clock, Schedule, ramp
-from pruned_rnnt.model.zipformer.state import LayerState
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
 DROPOUT = ramp(0.3, 0.1, 20000)
@@ -44,6 +46,46 @@ _SKIP_ATTENTION = Schedule(((0, 0.2), (4000, 0.05), (16000, 0.0)))
 _SKIP_CONVOLUTION = _SKIP_ATTENTION
 _SKIP_FEEDFORWARD = Schedule(((0, 0.1), (4000, 0.01), (50000, 0.0)))
 _UNIFORM_WEIGHTS = ramp(0.25, 0.025, 4000)
+
+
+class LayerState(NamedTuple):
+    """State of the streams of a layer between chunks, at the rate of its stack.
+
+    Axis 0 of every tensor is the stream; P cached frames of attention, K kernel size.
+
+    keys: (N, P, heads * query_head_dim).
+    nonlin: (N, P, 3 E / 4), input of the weighted sum in the nonlinear attention.
+    values1, values2: (N, P, heads * value_head_dim).
+    convolution1, convolution2: (N, K // 2, E), gated frames.
+    """
+
+    keys: Tensor
+    nonlin: Tensor
+    values1: Tensor
+    values2: Tensor
+    convolution1: Tensor
+    convolution2: Tensor
+
+
+class LayerMasks(NamedTuple):
+    """Masks of one layer; None means that nothing is left out.
+
+    The first six, for branches and the whole layer, are (N, 1, 1) of 0 and 1. The last three, for
+    the hidden layers of the feed-forward modules, are (N, 1, channels) of 0 and 1 / (1 - dropout).
+    """
+
+    attention: Tensor | None = None
+    convolution1: Tensor | None = None
+    convolution2: Tensor | None = None
+    feed_forward2: Tensor | None = None
+    feed_forward3: Tensor | None = None
+    bypass: Tensor | None = None
+    hidden1: Tensor | None = None
+    hidden2: Tensor | None = None
+    hidden3: Tensor | None = None
+
+
+NO_MASKS = LayerMasks()
 
 
 class ZipformerLayer(nn.Module):
@@ -195,3 +237,73 @@ def _branch_balancer(clock: Clock, min_abs: Schedule, max_abs: float) -> Balance
         max_abs=max_abs,
         probability=0.05,
     )
+
+
+def sample_layer_masks(
+    clock: Clock,
+    skips: Sequence[Sequence[float | Schedule]],
+    widths: Sequence[Sequence[int]],
+    dropout: float | Schedule,
+    like: Tensor,
+) -> list[LayerMasks]:
+    """Masks of all layers.
+
+    Args:
+        clock: evaluates skip and dropout rates.
+        skips: for each layer, the skip rates in the order of the masks.
+        widths: for each layer, the channels of its hidden layers.
+        dropout: dropout rate of the hidden layers.
+        like: (N, ...) tensor whose dtype and device the masks of branches have.
+    """
+    rates = [rate for of_layer in skips for rate in of_layer]
+    active = [index for index, rate in enumerate(rates) if clock.drops(rate)]
+    keeps: list[Tensor | None] = [None] * len(rates)
+    if active:
+        rates_K = clock.numbers(
+            lambda: [clock.dropout_rate(rates[index]) for index in active], like.device
+        )
+        uniform_KN11 = torch.rand((len(active), like.size(0), 1, 1), device=like.device)
+        keep_KN11 = (uniform_KN11 >= rates_K[:, None, None, None]).to(like.dtype)
+        for index, keep_N11 in zip(active, keep_KN11.unbind(), strict=True):
+            keeps[index] = keep_N11
+    flat_widths = [width for of_layer in widths for width in of_layer]
+    hidden: Sequence[Tensor | None] = [None] * len(flat_widths)
+    rate = clock.dropout_rate_on(dropout, like.device)
+    mask_N1W = dropout_mask(like.size(0), sum(flat_widths), rate, like.device)
+    if mask_N1W is not None:
+        hidden = mask_N1W.split(flat_widths, dim=-1)
+    return [
+        LayerMasks(*of_keeps, *of_hidden)
+        for of_keeps, of_hidden in zip(
+            _split_evenly(keeps, len(skips)), _split_evenly(hidden, len(skips)), strict=True
+        )
+    ]
+
+
+def _split_evenly(masks: Sequence[Tensor | None], parts: int) -> list[Sequence[Tensor | None]]:
+    each = len(masks) // parts
+    return [masks[each * part : each * (part + 1)] for part in range(parts)]
+
+
+def dropout_mask(
+    count: int, width: int, rate: float | Tensor | None, device: torch.device
+) -> Tensor | None:
+    """(N, 1, W) float32 of 0 and 1 / (1 - rate), the same for all frames of a sequence.
+
+    None if the rate, of `Clock.dropout_rate_on`, is None.
+    """
+    if rate is None:
+        return None
+    kept_N1W = torch.rand((count, 1, width), device=device) >= rate
+    return kept_N1W / (1.0 - rate)
+
+
+def keep_mask(x: Tensor, skip: float | Tensor | None) -> Tensor | None:
+    """(N, 1, ..) of 0 (with probability `skip`) and 1, in the dtype of x.
+
+    None if the rate, of `Clock.dropout_rate_on`, is None.
+    """
+    if skip is None:
+        return None
+    shape = (x.size(0),) + (1,) * (x.dim() - 1)
+    return (torch.rand(shape, device=x.device) >= skip).to(x.dtype)

@@ -63,7 +63,7 @@ class _BiasNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.fused = use_kernels(x)
         if ctx.fused:
-            from pruned_rnnt.model.kernels.norm import bias_norm
+            from pruned_rnnt.model.kernels.norms import bias_norm
 
             x = x.contiguous()
             normed, factor = bias_norm(x, bias, log_scale)
@@ -79,7 +79,7 @@ class _BiasNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         if ctx.fused:
-            from pruned_rnnt.model.kernels.norm import bias_norm_backward
+            from pruned_rnnt.model.kernels.norms import bias_norm_backward
 
             x, bias, log_scale, factor = ctx.saved_tensors
             of_x, of_bias, of_scale = bias_norm_backward(

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.kernels.available import use_kernels
-from pruned_rnnt.model.zipformer.bypass import Bypass
 from pruned_rnnt.model.zipformer.config import (
     OUTPUT_RATE,
     REFERENCE_WARM_UP,
@@ -21,10 +20,16 @@ from pruned_rnnt.model.zipformer.config import (
     ZipformerConfig,
 )
 from pruned_rnnt.model.zipformer.frames import Frames
-from pruned_rnnt.model.zipformer.layer import DROPOUT, ZipformerLayer
-from pruned_rnnt.model.zipformer.masks import NO_MASKS, LayerMasks, sample_layer_masks
+from pruned_rnnt.model.zipformer.layer import (
+    DROPOUT,
+    NO_MASKS,
+    LayerMasks,
+    LayerState,
+    ZipformerLayer,
+    sample_layer_masks,
+)
+from pruned_rnnt.model.zipformer.residual import Bypass
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
-from pruned_rnnt.model.zipformer.state import LayerState
 
 _POSITION_DROPOUT = 0.15
 # Probability that each of two random numbers masks upper channels of a sequence.
@@ -251,7 +256,7 @@ class _Downsample(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         from pruned_rnnt.model.kernels.downsample import downsample_backward
-        from pruned_rnnt.model.kernels.sums import sums_of_parts
+        from pruned_rnnt.model.kernels.rows import sums_of_parts
 
         x, weights, lengths = ctx.saved_tensors
         of_x, of_weights = downsample_backward(x, weights, lengths, grad.contiguous())

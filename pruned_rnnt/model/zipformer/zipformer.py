@@ -1,11 +1,11 @@
-"""Zipformer encoder (Yao et al. 2023, arXiv 2310.11230).
+"""Zipformer encoder (Yao et al. 2023, arXiv 2310.11230), for whole utterances and for streams.
 
-Axes: N batch, T feature frames, T' frames after the embedding (20 ms), T'' encoder frames (40 ms),
-F mel bins, E encoder width.
+Axes: N batch or streams, T feature frames, T' frames after the embedding (20 ms), T'' encoder
+frames (40 ms), F mel bins, C encoder frames of a chunk, E encoder width.
 
 Parameters are named and shaped as in icefall's Zipformer recipe, whose models can be imported
-(`pruned_rnnt.interop.icefall`): in a model whose attribute `encoder` is this encoder, the recipe's
-`encoder_embed.*` and `encoder.*` are `encoder.encoder_embed.*` and `encoder.encoder.*`.
+(`pruned_rnnt.interop.icefall_model`): in a model whose attribute `encoder` is this encoder, the
+recipe's `encoder_embed.*` and `encoder.*` are `encoder.encoder_embed.*` and `encoder.encoder.*`.
 
 The output of an utterance does not depend on the rest of the batch. A whole utterance alone in its
 batch has the same output as in that recipe, except if it is shorter than a chunk: it then counts as
@@ -14,17 +14,17 @@ an incomplete chunk, as in a stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pruned_rnnt.model.encoder import WHOLE, Encoder
+from pruned_rnnt.model.encoder import WHOLE, Encoder, StreamingEncoder
 from pruned_rnnt.model.feature_norm import centre_features
-from pruned_rnnt.model.zipformer.config import (
-    OUTPUT_RATE,
-    REFERENCE_WARM_UP,
-    ZipformerConfig,
-)
+from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, REFERENCE_WARM_UP, ZipformerConfig
 from pruned_rnnt.model.zipformer.embedding import (
     CONTEXT,
     EMBEDDING_RATE,
@@ -39,15 +39,28 @@ from pruned_rnnt.model.zipformer.frames import (
     relative_positions,
     stream_frames_at_rate,
 )
+from pruned_rnnt.model.zipformer.layer import LayerState
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.model.zipformer.stack import Stacks
-from pruned_rnnt.model.zipformer.state import LayerState, ZipformerState
 from pruned_rnnt.model.zipformer.whiten import Whiten, update_probabilities
 
 
 def subsampled_length(lengths: Tensor) -> Tensor:
     """Encoder frames of utterances with `lengths` feature frames; 0 if too short."""
     return (embedding_length(lengths) + 1) // OUTPUT_RATE
+
+
+class ZipformerState(NamedTuple):
+    """State of streams of the whole encoder between chunks; axis 0 of every tensor is the stream.
+
+    embedding: (N, channels, 3, bins), maps before the convolution of the embedding.
+    layers: one entry per layer, in the order in which they run.
+    processed: (N,) int64, feature frames before the next chunk.
+    """
+
+    embedding: Tensor
+    layers: tuple[LayerState, ...]
+    processed: Tensor
 
 
 class Zipformer(Encoder):
@@ -294,3 +307,59 @@ def embedded_chunk(num_features: int) -> int:
 
 def _sample(choices: tuple[int, ...]) -> int:
     return choices[int(torch.randint(len(choices), (), device="cpu"))]
+
+
+class StreamingZipformer(StreamingEncoder):
+    """Runs a causal Zipformer chunk by chunk.
+
+    Args:
+        encoder: a causal encoder; it is not copied.
+        chunk_size: C; 2 C must be a multiple of every stack's rate (8 for all sizes of the paper).
+        left_frames: encoder frames of left context in attention, with the same condition.
+
+    Raises:
+        ValueError: the encoder is not causal, or a size does not fit its stacks.
+
+    Attributes:
+        input_frames: feature frames of a chunk, 4 C + 13; the last 13 are also the first of the
+            next chunk.
+        shift: feature frames from one chunk to the next, 4 C.
+    """
+
+    def __init__(self, encoder: Zipformer, chunk_size: int, left_frames: int) -> None:
+        super().__init__()
+        if chunk_size < 1:
+            raise ValueError(f"chunk_size is {chunk_size}, needs at least 1")
+        encoder.config.check_chunk_size(OUTPUT_RATE * chunk_size)
+        encoder.streaming_init_states(0, OUTPUT_RATE * left_frames)
+        self.encoder = encoder
+        self.chunk_size = chunk_size
+        self.left_frames = left_frames
+        self.shift = EMBEDDING_RATE * OUTPUT_RATE * chunk_size
+        self.input_frames = self.shift + RECEPTIVE_FIELD + EMBEDDING_RATE * (CONTEXT - 1)
+
+    def start(self, streams: int) -> ZipformerState:
+        """The initial state of streams."""
+        return self.encoder.streaming_init_states(streams, OUTPUT_RATE * self.left_frames)
+
+    def pack(self, state: ZipformerState) -> tuple[Tensor, ...]:
+        return state.embedding, *chain.from_iterable(state.layers), state.processed
+
+    def unpack(self, packed: Sequence[Tensor]) -> ZipformerState:
+        embedding, *layers, processed = packed
+        width = len(LayerState._fields)
+        return ZipformerState(
+            embedding,
+            tuple(LayerState(*layers[i : i + width]) for i in range(0, len(layers), width)),
+            processed,
+        )
+
+    def forward(
+        self, features_NTF: Tensor, state: ZipformerState, lengths: Tensor | None = None
+    ) -> tuple[Tensor, ZipformerState]:
+        """(N, input_frames, F) -> (N, C, E) and the next state: `Zipformer.streaming_forward`."""
+        return self.encoder.streaming_forward(features_NTF, state, lengths)
+
+    def output_length(self, lengths: Tensor) -> Tensor:
+        """Encoder frames that are real in a chunk with `lengths` real feature frames."""
+        return subsampled_length(lengths).clamp(max=self.chunk_size)

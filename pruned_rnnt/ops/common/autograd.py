@@ -1,13 +1,22 @@
-"""Backward passes that refuse to be differentiated."""
+"""Autograd functions around raw ops: they refuse second derivatives, scale stored gradients by the
+chain rule, and are single nodes for torch.compile, without an import of Dynamo."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from pruned_rnnt.ops.common.library import define
+
+_AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
 _REFUSAL = (
     "pruned_rnnt's losses have first derivatives only: this gradient cannot be differentiated again"
@@ -76,3 +85,60 @@ def with_occupancies(ctx: Any, loss: Tensor, *occupancies: Tensor) -> tuple[Tens
     # Otherwise autograd allocates gradients of zeros as large as these.
     ctx.set_materialize_grads(False)
     return loss, *occupancies
+
+
+def _scale(sources: Sequence[Tensor] | None, factors: Tensor, results: Sequence[Tensor]) -> None:
+    for source, result in zip(results if sources is None else sources, results, strict=True):
+        wide = factors.view(-1, *[1] * (source.dim() - 1)) if factors.dim() else factors
+        result.copy_(source * wide)
+
+
+# sources of any shapes and floating dtypes, contiguous; factors acc, () or (N) for sources (N,...)
+# -> results, like the sources: source times factors, each rounded once. If sources is None, results
+# are multiplied in place.
+scale = define("scale(Tensor[]? sources, Tensor factors, Tensor(a!)[] results) -> ()", _scale)
+
+_DYNAMO = "torch._dynamo"
+_FUNCTIONS: list[Callable[..., Any]] = []
+
+
+def opaque_to_compile(function: _AnyFunction) -> _AnyFunction:
+    """Keeps calls of `function` as single nodes of torch.compile's graph, for AOTAutograd to trace:
+    Dynamo of torch 2.11 fails on autograd functions with optional tensor arguments or symbolic
+    sizes.
+
+    The decorator of torch imports Dynamo, which takes as long as torch itself. Here Dynamo learns
+    of the functions when something else imports it.
+    """
+    if _DYNAMO in sys.modules:
+        sys.modules[_DYNAMO].allow_in_graph(function)
+    else:
+        _FUNCTIONS.append(function)
+    return function
+
+
+class _ImportOfDynamo(MetaPathFinder):
+    """Passes the functions to Dynamo at the end of its import."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != _DYNAMO:
+            return None
+        others = (x.find_spec(fullname, path, target) for x in sys.meta_path if x is not self)
+        spec = next(filter(None, others), None)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_pass(dynamo: ModuleType) -> None:
+            execute(dynamo)
+            # Only now: others may look for the spec without importing the module.
+            sys.meta_path.remove(self)
+            for function in _FUNCTIONS:
+                dynamo.allow_in_graph(function)
+
+        spec.loader.exec_module = execute_and_pass  # type: ignore[assignment]
+        return spec
+
+
+if _DYNAMO not in sys.modules:
+    sys.meta_path.insert(0, _ImportOfDynamo())

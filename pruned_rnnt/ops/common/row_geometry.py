@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pruned_rnnt.ops.common.library import Out, op
+
 
 class Nodes(NamedTuple):
     """Which node each row is: int64 n, t, u and a mask of the valid ones."""
@@ -77,3 +79,18 @@ def packed_splits(logit_lengths: Tensor, target_lengths: Tensor, columns: int | 
     frames_N, symbols_N = (x.long().clamp_min(0) for x in (logit_lengths, target_lengths))
     rows_N = frames_N * (symbols_N + 1 if columns is None else columns)
     return pad(rows_N.cumsum(0), (1, 0))
+
+
+@op
+def fitting_splits(
+    logit_lengths: Tensor,
+    target_lengths: Tensor,
+    frames: int,
+    columns: int,
+    row_splits: Out[Tensor],
+) -> None:
+    """row_splits (N+1) int64 of a packed whole lattice, from lengths (N) int32; without rows for
+    utterances that exceed the padding, T frames and S columns (their loss is inf)."""
+    fits = (logit_lengths <= frames) & (logit_lengths >= 0)
+    fits &= (target_lengths < columns) & (target_lengths >= 0)
+    row_splits.copy_(packed_splits(logit_lengths * fits, target_lengths * fits, None))

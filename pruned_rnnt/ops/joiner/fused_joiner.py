@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
-from pruned_rnnt.ops.common.counted_rows import can_count_rows
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
 from pruned_rnnt.ops.common.library import accumulator
-from pruned_rnnt.ops.common.matrix_products import product_dtype
-from pruned_rnnt.ops.common.opaque import opaque_to_compile
+from pruned_rnnt.ops.common.matrix_products import can_count_rows, product_dtype
+from pruned_rnnt.ops.common.row_geometry import fitting_splits
 from pruned_rnnt.ops.common.utterances import PackedRows, Utterances
 from pruned_rnnt.ops.joiner.active_joiner import (
     FEWEST_ROWS,
@@ -39,10 +38,10 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
     Workspace,
     fused_log_probs,
     fused_log_probs_backward,
+    padded_output,
+    padded_width,
 )
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics
-from pruned_rnnt.ops.joiner.output_layer import padded_output, padded_width
-from pruned_rnnt.ops.joiner.packed_log_probs import fitting_splits
 from pruned_rnnt.ops.lattice.recursion import Recursion, run_recursion
 
 # The most that the hidden rows and logits of a chunk may take. Each chunk reads and writes the sum

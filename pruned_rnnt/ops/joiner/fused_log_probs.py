@@ -1,11 +1,11 @@
 """Log-probabilities of a joiner's logits that are computed, chunk by chunk, in a workspace.
 
-V' >= V are the rows of the output layer, C those of the largest chunk; the logits of TDT's K
-durations are the columns behind V.
+V' >= V are the rows of the output layer, padded for its matrix products, C those of the largest
+chunk; the logits of TDT's K durations are the columns behind V.
 
-These two ops call joiner_rows, a matrix product and log_probs for one chunk after the other, on
-every device. They are ops so that torch.compile sees one node. How the chunks are chosen and kept
-is in fused_joiner.py.
+Two ops call joiner_rows, a matrix product and log_probs for one chunk after the other, on every
+device. They are ops so that torch.compile sees one node. How the chunks are chosen and kept is in
+fused_joiner.py.
 """
 
 from __future__ import annotations
@@ -16,21 +16,71 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.column_sums import column_sums
-from pruned_rnnt.ops.common.counted_rows import counted_rows_product, counted_rows_weight_sums
 from pruned_rnnt.ops.common.library import Out, op
-from pruned_rnnt.ops.common.matrix_products import multiply_into
+from pruned_rnnt.ops.common.matrix_products import (
+    column_sums,
+    counted_rows_product,
+    counted_rows_weight_sums,
+    multiply_into,
+)
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.joiner_rows import joiner_rows, joiner_rows_backward
 from pruned_rnnt.ops.joiner.log_probs import (
     RowLogProbs,
     RowStatistics,
+    duration_gradient,
     log_probs,
     log_probs_backward,
 )
 from pruned_rnnt.ops.lattice.recursion import LossOptions
+
+# V' is a multiple of it: 16-bit matrix products of other widths take more than twice the time.
+_WIDTH_MULTIPLE = 8
+
+
+def padded_width(vocabulary: int) -> int:
+    """V' of V."""
+    return vocabulary + -vocabulary % _WIDTH_MULTIPLE
+
+
+def padded_output(
+    weight_VD: Tensor, bias_V: Tensor | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """weight and bias (None: zeros) in that dtype with rows of zeros up to V' (differentiable)."""
+    vocabulary = weight_VD.shape[0]
+    missing = padded_width(vocabulary) - vocabulary
+    weight_VD = weight_VD.to(dtype)
+    bias_V = weight_VD.new_zeros(vocabulary) if bias_V is None else bias_V.to(dtype)
+    if missing:
+        weight_VD, bias_V = pad(weight_VD, (0, 0, 0, missing)), pad(bias_V, (0, missing))
+    return weight_VD.contiguous(), bias_V.contiguous()
+
+
+@op
+def output_layer(
+    weight: Tensor, bias: Tensor, padded_weight: Out[Tensor], padded_bias: Out[Tensor]
+) -> None:
+    """weight (V,D) and bias (V), contiguous and of one floating dtype -> padded_weight (V',D) and
+    padded_bias (V') of any: the same with rows of zeros."""
+    for x, padded in ((weight, padded_weight), (bias, padded_bias)):
+        padded[: len(x)] = x
+        padded[len(x) :] = 0
+
+
+def converted_output(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """padded_output in one launch, and without a gradient."""
+    rows = padded_width(weight.shape[0])
+    if weight.dtype != bias.dtype or not (weight.is_contiguous() and bias.is_contiguous()):
+        return padded_output(weight, bias, dtype)
+    # Parameters may begin anywhere in a larger buffer; the products read 16 bytes at a time.
+    if rows == weight.shape[0] and weight.dtype == dtype and weight.data_ptr() % 16 == 0:
+        return weight, bias
+    padded_weight = weight.new_empty(rows, weight.shape[1], dtype=dtype)
+    padded_bias = bias.new_empty(rows, dtype=dtype)
+    output_layer(weight, bias, padded_weight, padded_bias)
+    return padded_weight, padded_bias
 
 
 class JoinerInputs(NamedTuple):
@@ -52,8 +102,8 @@ class JoinerPlan(NamedTuple):
     """T and S of the rows' geometry; the row at which each chunk begins and their end; the rows
     (whole frames) of a piece of the gradient of hidden; V; and the options of the ops.
 
-    counts_rows: the products take the number of rows from row_splits (counted_rows.py). If the host
-    does not know it, the end is the most there can be, and chunks begin and end within frames."""
+    counts_rows: the products take the number of rows from row_splits. If the host does not know it,
+    the end is the most there can be, and chunks begin and end within frames."""
 
     frames: int
     columns: int

@@ -1,4 +1,5 @@
-"""Log-probabilities of emit and blank at each lattice node, from logits or log-probs.
+"""Log-probabilities of emit and blank at each lattice node, from logits or log-probs, and the
+gradients of the loss by these and by duration logits.
 
 With z the logits of a row, y the symbol its node emits, b blank, by normalization:
     0  log-softmax   lse = log sum_v exp z(v)          py = z(b) - lse, px = z(y) - lse
@@ -15,6 +16,11 @@ The backward pass, with ex = (1 + fastemit_lambda) gx, per row:
     2  unit(v) = ex exp(z(v) - lse) - ex [v = y] for v != b;
        unit(b) = ex sigmoid(z(b)) - gy sigmoid(-z(b))
 clamped to [-clamp, clamp] if clamp > 0, then times grad_loss[n].
+
+The backward pass of duration logits w, from the occupancies of tdt_lattice.py, likewise clamped and
+multiplied, with mass = sum_n gd(n), the probability that a path passes the node:
+    unit(n) = mass softmax(w)(n) - gd(n)
+FastEmit changes the gradient through the symbols' log-probabilities alone, and not this one.
 Sources: HAT arXiv 2003.07705, FastEmit arXiv 2010.11148.
 """
 
@@ -140,3 +146,25 @@ def unit_gradient(
     if clamp > 0:
         unit.clamp_(-clamp, clamp)
     return unit.masked_fill_(ex + ey == 0, 0)
+
+
+@op
+def duration_gradient(
+    grad_loss: Tensor,
+    duration_logits: Tensor,
+    gd: Tensor,
+    rows: LatticeRows,
+    row_begin: int,
+    clamp: float,
+    grad: Out[Tensor],
+) -> None:
+    """grad_loss (N), duration_logits and gd (R,K), all acc -> grad (r,K) of any floating dtype and
+    row stride, of rows row_begin .. row_begin + r. Rows without mass get exact zeros."""
+    written = slice(row_begin, row_begin + grad.shape[0])
+    occupancy = gd[written]
+    mass = occupancy.sum(1, keepdim=True)
+    unit = mass * duration_logits[written].softmax(1) - occupancy
+    if clamp > 0:
+        unit.clamp_(-clamp, clamp)
+    n = rows.nodes(row_begin, grad.shape[0]).n
+    grad.copy_(torch.where(mass == 0, 0, unit * grad_loss[n][:, None]))

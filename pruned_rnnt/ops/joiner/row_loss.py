@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
 from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator
-from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
 from pruned_rnnt.ops.joiner.log_probs import (
     LOG_PROBS,
     RowLogProbs,
     RowStatistics,
+    duration_gradient,
     log_probs,
     log_probs_backward,
 )

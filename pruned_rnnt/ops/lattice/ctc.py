@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
 from pruned_rnnt.ops.common.library import LOG_ZERO, NEG_INF, Out, accumulator, op
-from pruned_rnnt.ops.common.opaque import opaque_to_compile
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 
 

@@ -1,4 +1,5 @@
-"""The mutual-information recursion on the whole lattice, in k2's layout, with boundaries.
+"""The mutual-information recursion: on the whole lattice, in k2's layout, with boundaries; and over
+nodes that are kept as rows, of the whole lattice or a band, padded or packed.
 
 The recurrence of every lattice op of this package, stated here once. Nodes (u,t); px(u,t) is the
 log-prob of emitting symbol u+1 at (u,t), py(u,t) that of blank. Arcs lead from (u_b,t_b) to
@@ -32,8 +33,14 @@ not round them at their own size.
 
 logadd of two -inf is -inf. No path (also t_b >= t_e, or an end outside the lattice): total = -inf
 and gx = gy = 0. A NaN makes total NaN, and the occupancies of its own utterance NaN or 0.
-px is (N,U,T+1) for regular and (N,U,T) otherwise. Sources: Graves arXiv 1211.3711; Pruned RNN-T
-arXiv 2206.13236.
+px is (N,U,T+1) for regular and (N,U,T) otherwise.
+
+Over rows, paths lead from (0,0) to (U_n,T_n), with two changes:
+    - px(t,u) + delay_penalty * ((T_n - 1)/2 - t) replaces px(t,u);
+    - an arc to or from a node outside the band is -inf (`constrained`: the blank that belongs to an
+      emit must be inside the band too).
+A whole lattice is a band that starts at 0 and is U+1 wide.
+Sources: Graves arXiv 1211.3711; Pruned RNN-T arXiv 2206.13236; the delay penalty is k2 issue 955.
 """
 
 from __future__ import annotations
@@ -44,10 +51,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative, with_occupancies
+from pruned_rnnt.ops.common.autograd import (
+    opaque_to_compile,
+    refuses_second_derivative,
+    scale,
+    with_occupancies,
+)
 from pruned_rnnt.ops.common.library import CONSTRAINED, NEG_INF, REGULAR, RNA, Out, op
-from pruned_rnnt.ops.common.opaque import opaque_to_compile
-from pruned_rnnt.ops.common.scale import scale
+from pruned_rnnt.ops.common.row_geometry import LatticeRows
 
 
 class LatticeSums(NamedTuple):
@@ -117,7 +128,7 @@ def _occupancies(share: Tensor, begin: Tensor, end: Tensor, dtype: torch.dtype) 
     return _Arcs(torch.stack(emitted), torch.stack(blanks))
 
 
-def full_lattice(px: Tensor, py: Tensor, boundary: Tensor, rnnt_type: int) -> LatticeSums:
+def _full_lattice(px: Tensor, py: Tensor, boundary: Tensor, rnnt_type: int) -> LatticeSums:
     """The recurrence in plain torch. px (N,U+1,T+1) with -inf where nothing can be emitted,
     py (N,U+1,T+1) with -inf in the last column; boundary (N,4) int64."""
     frames, rows = px.shape[2] - 1, px.shape[1]
@@ -182,10 +193,53 @@ def lattice(
     else:
         edges = boundary.long()
     emit = pad(px, (0, frames + 1 - px.shape[2], 0, 1), value=NEG_INF)
-    dense = full_lattice(emit, pad(py, (0, 1), value=NEG_INF), edges, rnnt_type)
+    dense = _full_lattice(emit, pad(py, (0, 1), value=NEG_INF), edges, rnnt_type)
     sums.total.copy_(dense.total)
     sums.gx.copy_(dense.gx[:, :-1, : px.shape[2]])
     sums.gy.copy_(dense.gy[:, :, :-1])
+
+
+@op
+def band_lattice(
+    px: Tensor,
+    py: Tensor,
+    rows: LatticeRows,
+    rnnt_type: int,
+    delay_penalty: float,
+    work: Out[Tensor],
+    sums: Out[LatticeSums],
+) -> None:
+    """px, py (R) acc as log_probs writes them -> total (N) = log P, gx, gy (R).
+
+    No path, T_n outside 1..T or (U_n, T_n) outside the band: total = -inf, gx = gy = 0, and nothing
+    is read outside the rows. Invalid nodes: gx = gy = 0. work: as split_workspace makes it, for S
+    columns and N T frames, or R packed ones if these are fewer.
+    """
+    # The band is spread over the (U+1,T+1) lattice: memory O(N T U), which the compiled kernels
+    # do not need.
+    if rows.row_splits is not None:
+        rows = rows._replace(frames=min(rows.frames, int(rows.logit_lengths.max())))
+    frames, lengths_N = rows.frames, rows.logit_lengths
+    batch = lengths_N.shape[0]
+    n, t, u, valid = rows.nodes(0, px.shape[0])
+    # One column above the band, because the last symbol may leave it.
+    columns = rows.columns if rows.start is None else 2 + int(u.masked_fill(~valid, 0).max())
+    # More symbols than columns, of lengths that nothing has read, have no path.
+    valid = valid & (rows.target_lengths < columns)[n]
+    symbols_N = rows.target_lengths.clamp(max=columns - 1)
+    position = ((n * columns + u) * (frames + 1) + t)[valid]
+    delay = delay_penalty * ((lengths_N.to(px.dtype)[n] - 1) / 2 - t)
+    spread = px.new_full((2, batch * columns * (frames + 1)), NEG_INF)
+    spread[0, position] = (px + delay)[valid]
+    spread[1, position] = py[valid]
+    emit, blank = spread.view(2, batch, columns, frames + 1)
+    zeros = torch.zeros_like(lengths_N)
+    boundary = torch.stack([zeros, zeros, symbols_N, lengths_N], dim=1).long()
+    dense = _full_lattice(emit, blank, boundary, rnnt_type)
+    sums.total.copy_(dense.total)
+    for out, grid in ((sums.gx, dense.gx), (sums.gy, dense.gy)):
+        out.zero_()
+        out[valid] = grid.reshape(-1)[position]
 
 
 class _MutualInformation(torch.autograd.Function):

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
-from pruned_rnnt.ops.lattice.band_lattice import band_lattice
-from pruned_rnnt.ops.lattice.lattice import LatticeSums, split_workspace
+from pruned_rnnt.ops.lattice.lattice import LatticeSums, band_lattice, split_workspace
 from pruned_rnnt.ops.lattice.tdt_lattice import TdtOptions, TdtSums, tdt_lattice, tdt_workspace
 
 

@@ -28,7 +28,7 @@ duration_logits are scores that are not normalised: 0 for the symbol, then those
 each other duration.
 
 The gradient of -log P by z (token logits) is that of log_probs.py with gx and gy; by the duration
-logits it is sum_n gd(n) softmax(w)(n) - gd(n) (duration_gradient.py).
+logits it is sum_n gd(n) softmax(w)(n) - gd(n) (duration_gradient).
 Source: arXiv 2304.06795; sigma is its logit under-normalization.
 """
 

@@ -1,1 +1,1 @@
-"""Ops of searches: the frames of a beam search."""
+"""Ops of searches: rows of a beam, and frames of a greedy or beam search."""

@@ -1,6 +1,7 @@
 """The loss of the trivial joiner: matrix products around simple_log_probs and the recursion.
 
-The maths is in simple_log_probs.py, how exponentials are stored in simple_products.py. The duration
+The maths is in simple_log_probs.py, how exponentials are stored in simple_products.py. Here is the
+prior q that smooths am, the mean of the predictor's softmax over all real positions. The duration
 logits of TDT, am(t) + lm(u) of other projections, are few, and stored for all nodes.
 """
 
@@ -12,12 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative, with_occupancies
-from pruned_rnnt.ops.common.library import accumulator
-from pruned_rnnt.ops.common.opaque import opaque_to_compile
+from pruned_rnnt.ops.common.autograd import (
+    opaque_to_compile,
+    refuses_second_derivative,
+    with_occupancies,
+)
+from pruned_rnnt.ops.common.library import NEG_INF, accumulator
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
-from pruned_rnnt.ops.joiner.duration_gradient import duration_gradient
+from pruned_rnnt.ops.joiner.log_probs import duration_gradient
 from pruned_rnnt.ops.lattice.recursion import Recursion, run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (
     NodeScores,
@@ -37,7 +41,6 @@ from pruned_rnnt.ops.simple.simple_products import (
     simple_product,
     simple_sums,
 )
-from pruned_rnnt.ops.simple.unigram_prior import log_unigram, unigram_gradient
 
 
 class SimpleOptions(NamedTuple):
@@ -123,7 +126,21 @@ def row_exponentials(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> RowExp
     return RowExponentials(RowMaxima(am_max, lm_max), lm_lse, Exponentials(am_exp, lm_exp))
 
 
-def simple_scores(
+def _counted_rows(lm_log_softmax: Tensor, target_lengths: Tensor) -> Tensor:
+    """(N,U+1) bool: positions that q is the mean of; those of NaN would spread over the batch."""
+    u = torch.arange(lm_log_softmax.shape[1], device=lm_log_softmax.device)
+    return (u <= target_lengths[:, None]) & ~lm_log_softmax[:, :, 0].isnan()
+
+
+def _log_unigram(lm: Tensor, target_lengths: Tensor) -> Tensor:
+    """log q (V): q is the mean of softmax(lm) over real positions; exact where q underflows."""
+    log_softmax = torch.log_softmax(lm.to(accumulator(lm.dtype)), dim=2)
+    counted = _counted_rows(log_softmax, target_lengths)
+    log_softmax = log_softmax.masked_fill(~counted[:, :, None], NEG_INF)
+    return torch.logsumexp(log_softmax, dim=(0, 1)) - counted.sum().log()
+
+
+def _simple_scores(
     am: Tensor, lm: Tensor, batch: TargetsAndLengths, options: SimpleOptions
 ) -> tuple[NodeScores, SimpleState]:
     """px and py (N,T,U+1) of contiguous am (N,T,V) and lm (N,U+1,V)."""
@@ -133,13 +150,57 @@ def simple_scores(
     simple_product(exps, product)
     am_lse = log_q = None
     if options.scales.am_only_scale != 0:
-        log_q = log_unigram(lm, batch.target_lengths)
+        log_q = _log_unigram(lm, batch.target_lengths)
         am_lse = torch.logsumexp(am.to(acc) + log_q, dim=2)
     lm_lse = row_lse if options.scales.lm_only_scale != 0 else None
     smoothing = Smoothing(lm_lse, am_lse, log_q)
     scores = NodeScores(*am.new_empty((3, *am.shape[:2], lm.shape[1]), dtype=acc).unbind(0))
     simple_log_probs(am, lm, maxima, product, smoothing, batch, options.scales, scores)
     return scores, SimpleState(maxima, exps, product, scores.logz, smoothing)
+
+
+def _unigram_gradient(
+    upstream: Upstream,
+    am: Tensor,
+    lm: Tensor,
+    smoothing: Smoothing,
+    batch: TargetsAndLengths,
+    blank: int,
+    fastemit_lambda: float,
+) -> Tensor:
+    """The gradient of lm (N,U+1,V) through log q, in acc, for an am_only_scale of 1.
+
+    Utterances with a NaN contribute none, because log q would pass it on to the others.
+    """
+    grad_loss, gx, gy = upstream
+    _, am_lse, log_q = smoothing
+    targets, _, target_lengths = batch
+    assert am_lse is not None
+    assert log_q is not None
+    acc = log_q.dtype
+    ex = gx * ((1 + fastemit_lambda) * grad_loss)[:, None, None]
+    ey = gy * grad_loss[:, None, None]
+    broken_N = (ex + ey).sum((1, 2)).isnan()[:, None, None]
+    ex, ey = ex.masked_fill(broken_N, 0), ey.masked_fill(broken_N, 0)
+    leaving_NT = (ex + ey).sum(2)
+    softmax = (am.to(acc) + log_q - am_lse[:, :, None]).exp()
+    softmax = softmax.masked_fill((leaving_NT == 0)[:, :, None], 0)
+    # Autocast does not change products with `out`.
+    grad_log_q = torch.empty_like(log_q)
+    torch.mv(softmax.flatten(0, 1).t(), leaving_NT.flatten(), out=grad_log_q)
+    emitted_NU = ex.sum(1)[:, :-1]
+    y = torch.where(emitted_NU != 0, targets, blank).long()
+    grad_log_q.index_put_((y.flatten(),), -emitted_NU.flatten(), accumulate=True)
+    grad_log_q[blank] -= ey.sum()
+
+    log_softmax = torch.log_softmax(lm.to(acc), dim=2)
+    counted = _counted_rows(log_softmax, target_lengths)
+    # d log q(v) / d log softmax(u,v) is the share of position u in q(v).
+    share = (log_softmax - log_q - counted.sum().log()).exp() * grad_log_q
+    # A symbol that no position allows has no share, and no gradient.
+    share = share.masked_fill(log_softmax == NEG_INF, 0)
+    grad = share - log_softmax.exp() * share.sum(2, keepdim=True)
+    return grad.masked_fill(~counted[:, :, None], 0)
 
 
 class _Gradients(NamedTuple):
@@ -206,7 +267,9 @@ def simple_gradient(
         options_of_both = (of_rows, part.batch, scales, fastemit)
         simple_backward(*both, *options_of_both, part.grad_am, part.grad_lm)
     if smoothing.log_q is not None:
-        through_prior = unigram_gradient(upstream, am, lm, smoothing, batch, scales.blank, fastemit)
+        through_prior = _unigram_gradient(
+            upstream, am, lm, smoothing, batch, scales.blank, fastemit
+        )
         grad_lm = grad_lm + scales.am_only_scale * through_prior
     return grad_am, grad_lm.to(lm.dtype)
 
@@ -216,7 +279,7 @@ class _SimpleLoss(torch.autograd.Function):
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
         am, lm, duration_am, duration_lm, *tensors, ctx.options = arguments
         batch, logits = TargetsAndLengths(*tensors), None
-        scores, state = simple_scores(am, lm, batch, ctx.options)
+        scores, state = _simple_scores(am, lm, batch, ctx.options)
         if duration_am is not None:
             acc = scores.px.dtype
             logits = duration_am.to(acc)[:, :, None] + duration_lm.to(acc)[:, None]

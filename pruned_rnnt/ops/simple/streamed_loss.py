@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.autograd import refuses_second_derivative, with_occupancies
-from pruned_rnnt.ops.common.column_sums import column_sums
 from pruned_rnnt.ops.common.library import NEG_INF, accumulator
-from pruned_rnnt.ops.common.matrix_products import multiply_into, product_dtype
+from pruned_rnnt.ops.common.matrix_products import column_sums, multiply_into, product_dtype
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.lattice.recursion import run_recursion
 from pruned_rnnt.ops.simple.simple_log_probs import (

@@ -20,13 +20,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.autograd import refuses_second_derivative
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative, scale
 from pruned_rnnt.ops.common.library import accumulator
-from pruned_rnnt.ops.common.scale import scale
 from pruned_rnnt.ops.common.utterances import Utterances
-from pruned_rnnt.ops.step.step_library import StepBuffers, forward, layers_backward, rows_backward
-from pruned_rnnt.ops.step.step_ops import StepCall
-from pruned_rnnt.ops.step.step_plan import StepInputs, StepLosses, StepPlan
+from pruned_rnnt.ops.step.step_library import (
+    StepBuffers,
+    StepCall,
+    StepInputs,
+    StepLosses,
+    StepPlan,
+    forward,
+    layers_backward,
+    rows_backward,
+)
 
 
 def has_dtypes_of_step(inputs: StepInputs, dtype: torch.dtype) -> bool:

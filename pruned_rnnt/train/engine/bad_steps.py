@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
+from pruned_rnnt.train.engine.task import Task
 
 if TYPE_CHECKING:
     from pruned_rnnt.train.engine.report import StepReport, Utterance
-from pruned_rnnt.train.engine.task import Task
 
-# Folder of a run with the reports.
 _IDS_IN_LOG = 5
 
 logger = logging.getLogger(__name__)

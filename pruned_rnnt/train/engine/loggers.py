@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pruned_rnnt.config.files import leaves
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import read_json
 from pruned_rnnt.system.optional_packages import require
@@ -112,7 +113,7 @@ class _Mlflow:
         experiment = self._client.get_experiment_by_name(name)
         identity = experiment.experiment_id if experiment else self._client.create_experiment(name)
         run = self._client.create_run(identity, run_name=folder.resolve().name)
-        parameters = [Param(key, str(value)) for key, value in _flat(settings).items()]
+        parameters = [Param(key, str(value)) for key, value in leaves(settings).items()]
         for begin in range(0, len(parameters), _MAX_PARAMETERS):
             chunk = parameters[begin : begin + _MAX_PARAMETERS]
             self._client.log_batch(run.info.run_id, params=chunk)
@@ -180,17 +181,6 @@ class _Wandb:
 
     def close(self, *, failed: bool) -> None:
         self._run.finish(exit_code=1 if failed else 0)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"section.key": value}`."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _read_ids(folder: Path) -> dict[str, str]:

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
-from pruned_rnnt.train.engine.average import RunningAverage
+from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.gradients import LocalGradients
-from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.optim.owners import bytes_of, owners_of
 
 # Start of the message about a step or batch that did not fit into memory.

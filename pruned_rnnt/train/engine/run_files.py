@@ -1,7 +1,11 @@
-"""Files of a run beside its checkpoints: its tokens, and the versions of the code that trained it.
+"""Files of a run beside its checkpoints: its tokens, the versions of the code that trained it, the
+duration of its utterances.
 
 RUN/tokens/           the tokens of the data that the run started with, which its checkpoints need
 RUN/versions.jsonl    a line for each start of the training
+RUN/utterances.json   the 99th percentile of the durations. Long audio is transcribed in segments of
+                      about this length, because a model works poorly on audio that is far longer
+                      than its training utterances
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.code_version import code_version
+from pruned_rnnt.system.json_file import damaged, read_json
+
+_P99_KEY = "usual_longest_seconds"
 
 
 def check_tokens(tokenizer: Tokenizer, run: Path, data: str) -> None:
@@ -83,3 +90,25 @@ def versions(folder: Path) -> list[dict[str, str | int]]:
         return [json.loads(line) for line in lines]
     except (ValueError, RecursionError):
         return []
+
+
+def save_p99_duration(folder: Path, seconds: float) -> None:
+    """Writes `folder`/utterances.json."""
+    text = json.dumps({_P99_KEY: round(seconds, 3)}) + "\n"
+    RunFolder(folder).durations.write_text(text, encoding="utf-8")
+
+
+def read_p99_duration(folder: Path) -> float | None:
+    """The saved duration in seconds; None if `folder` has none (imported models).
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = RunFolder(folder).durations
+    if not path.is_file():
+        return None
+    advice = f"it needs {{{_P99_KEY!r}: SECONDS}}; correct or remove it"
+    seconds = read_json(path, advice).get(_P99_KEY)
+    if isinstance(seconds, int | float) and 0 < seconds < float("inf"):
+        return float(seconds)
+    raise damaged(path, f"{_P99_KEY} is {seconds!r}", advice)

@@ -15,12 +15,11 @@ import torch
 
 from pruned_rnnt.config.load import ConfigError, differences, from_dict, to_dict
 from pruned_rnnt.model.parameter_values import describe_broken
-from pruned_rnnt.train.engine.average import RunningAverage
+from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import log_info
-from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import capture_random_state, restore_random_state
 from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
 from pruned_rnnt.train.optim.optimiser import load_optimiser_state

@@ -27,10 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs
-from pruned_rnnt.system.host_copy import HostCopy
+from pruned_rnnt.system.device import HostCopy
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
-from pruned_rnnt.train.engine.batch_copies import BatchCopies
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import gradients_of
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, out_of_memory_in
@@ -281,3 +280,38 @@ class Stepper:
         ]
         bad = tuple(u for u in everything if not math.isfinite(u.loss))
         return bad or (tuple(everything) if "gradient" in problem else ())
+
+
+class BatchCopies:
+    """Copies batches to a device.
+
+    On CUDA the device still computes the step before when the host launches a step. A copy on the
+    stream of the kernels would wait for that, and then the kernels would wait for the copy; so
+    copies have a stream of their own, and run while the device computes.
+
+    Args:
+        device: the device of the model.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, batch: Any) -> Any:
+        """`batch.to(device)`; on CUDA the current stream waits for the copies, the host does not.
+
+        Args:
+            batch: a dataclass with a method `to`; its tensors should be in page-locked memory.
+        """
+        if self._stream is None:
+            return batch.to(self._device)
+        with torch.cuda.stream(self._stream):
+            moved = batch.to(self._device)
+        kernels = torch.cuda.current_stream(self._device)
+        kernels.wait_stream(self._stream)
+        for each in dataclasses.fields(moved):
+            value = getattr(moved, each.name)
+            if isinstance(value, Tensor) and value.is_cuda:
+                # The allocator must not give its memory to the next copy before the kernels end.
+                value.record_stream(kernels)
+        return moved

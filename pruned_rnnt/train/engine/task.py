@@ -16,8 +16,7 @@ from pruned_rnnt.train.engine.report import BatchSize, Utterance
 if TYPE_CHECKING:
     from pruned_rnnt.train.engine.log import RunLog
     from pruned_rnnt.train.engine.train_config import TrainConfig
-    from pruned_rnnt.train.optim.optimiser import OptimiserConfig
-    from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
+    from pruned_rnnt.train.optim.optimiser import OptimiserConfig, ParameterGroup
     from pruned_rnnt.train.optim.schedule import ScheduleConfig
 
 

@@ -15,7 +15,6 @@ from pruned_rnnt.train.engine.loggers import LOGGERS
 if TYPE_CHECKING:
     import torch
 
-# The configuration in the folder of a run.
 # Number of checkpoints that `pruned-rnnt average` without --last and decode.checkpoint=average use.
 AVERAGED_CHECKPOINTS = 3
 

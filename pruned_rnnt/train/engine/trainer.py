@@ -15,11 +15,11 @@ from rich.console import Console
 from pruned_rnnt import backend_summary
 from pruned_rnnt.config.load import ConfigError, to_dict, to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
-from pruned_rnnt.model.device_start import start_device
 from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.run.folder import RunFolder
+from pruned_rnnt.system.device import start_device
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
-from pruned_rnnt.train.engine.average import RunningAverage
+from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped, dump_bad_step
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -27,7 +27,6 @@ from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, sto
 from pruned_rnnt.train.engine.log import RunLog, log_file
 from pruned_rnnt.train.engine.loggers import MetricLogger, require_loggers
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, StateMemory, state_memory
-from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.run_files import add_version
 from pruned_rnnt.train.engine.state import TrainingState

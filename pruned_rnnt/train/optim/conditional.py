@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -34,6 +34,14 @@ def check_saved_state(state_dict: Mapping[str, Any], name: str) -> None:
                 f"the saved optimiser state has {', '.join(map(str, state))} for each parameter, "
                 f"and no {name}"
             )
+
+
+def loss_of(closure: Callable[[], float] | None) -> float | None:
+    """The loss that the closure of `torch.optim.Optimizer.step` computes, if there is one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 class AdamW(torch.optim.AdamW):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from bitsandbytes.optim import AdamW8bit as _AdamW8bit
 
-from pruned_rnnt.train.optim.conditional import check_saved_state
+from pruned_rnnt.train.optim.conditional import check_saved_state, loss_of
 
 
 class AdamW8bit(_AdamW8bit):  # type: ignore[misc]
@@ -38,10 +38,7 @@ class AdamW8bit(_AdamW8bit):  # type: ignore[misc]
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """As the base class, which waits for the device after each parameter."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group_index, group in enumerate(self.param_groups):
             for index, parameter in enumerate(group["params"]):
                 if parameter.grad is not None:

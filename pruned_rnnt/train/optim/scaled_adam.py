@@ -19,24 +19,28 @@ with v_s the running mean of their mean square. A parameter of one element has t
 size_lr, no growth, and values limited to [-max_scalar, max_scalar].
 
 Gradients are clipped by the norm of all g * r together, to clip_scale times the median of this norm
-over the last 100 steps; see `MedianClipping`.
+over the last 100 steps; see `_MedianClipping`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 
 from pruned_rnnt.model.kernels.available import use_kernels
-from pruned_rnnt.train.optim.conditional import Condition
-from pruned_rnnt.train.optim.median_clipping import MedianClipping
-from pruned_rnnt.train.optim.parameter_vectors import ClosureOptimiser, vector_of
-from pruned_rnnt.train.optim.scaled_adam_passes import Passes, PlainPasses, Rates, Update
+from pruned_rnnt.train.optim.conditional import Condition, loss_of
+from pruned_rnnt.train.optim.scaled_adam_passes import (
+    Passes,
+    PlainPasses,
+    Rates,
+    Update,
+    vector_of,
+)
 
 # Size of the vectors in which parameters are updated; about six copies of one exist during an
 # update, unless fused kernels compute it.
@@ -47,10 +51,13 @@ _SIZE_PERIOD = 4
 _MAX_GROWTH = 0.1
 # From this value on, Adam's bias correction is left out.
 _NEGLIGIBLE_CORRECTION = 0.99
+# Steps from one estimate of the limit of gradients to the next, and those of early estimates.
+_CLIP_PERIOD = 100
+_EARLY_STEPS = (10, 20, 40)
 
 
-class ScaledAdam(ClosureOptimiser):
-    """The optimiser; its formulas are in the docstring of the module.
+class ScaledAdam(torch.optim.Optimizer):
+    """A `ConditionalOptimiser`; its formulas are in the docstring of the module.
 
     A parameter without a gradient is updated as with a gradient of zero. No call waits for the
     device.
@@ -115,8 +122,25 @@ class ScaledAdam(ClosureOptimiser):
         super().__setstate__(state)
         self._groups = self._new_groups()
 
-    def update(self, condition: Condition) -> None:
-        """Update every parameter."""
+    @torch.no_grad()
+    def step_if(self, applies: Tensor) -> None:
+        """Update if the flag on the device is true; see `ConditionalOptimiser`."""
+        self._update(Condition(applies))
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Compute the loss by `closure` if there is one, and update."""
+        loss = loss_of(closure)
+        self._update(Condition(None))
+        return loss
+
+    def _update(self, condition: Condition) -> None:
         for group in self._groups:
             group.update(condition, self.sum_over_processes)
 
@@ -146,7 +170,7 @@ class _Group:
         self.options = options
         self.vectors = [_Vectors(bucket, state, options) for bucket in _buckets(options["params"])]
         self._device = options["params"][0].device if options["params"] else device
-        self.clipping = MedianClipping(options, self._device)
+        self.clipping = _MedianClipping(options, self._device)
 
     def update(
         self, condition: Condition, sum_over_processes: Callable[[Tensor], None] | None
@@ -237,6 +261,67 @@ class _Vectors:
         stays_P = self.is_scalar_P | (self.rms_P < options["min_rms"])
         growth_P = growth_P.masked_fill_(stays_P, 0.0).clamp_(-_MAX_GROWTH, _MAX_GROWTH)
         return growth_P.minimum((options["max_rms"] - self.rms_P) / self.rms_P)
+
+
+class _MedianClipping:
+    """The factor of the gradients in each step, computed on the device as icefall does it.
+
+    The limit is clip_scale times the median norm of the last 100 steps. It is estimated every 100
+    steps, and before that after 10, 20 and 40 steps, when it is twice as high, because norms change
+    fast then. The first step is neither clipped nor counted.
+
+    Args:
+        options: the optimiser's options, with `step` and `clip_scale`; the norms and the limit
+            become entries of it, so that they are saved with the optimiser.
+        device: of the norms.
+    """
+
+    def __init__(self, options: dict[str, Any], device: torch.device) -> None:
+        self.options = options
+        for name, start in (
+            ("clip_norms", torch.zeros(_CLIP_PERIOD)),
+            ("clip_limit", torch.tensor(math.inf)),
+        ):
+            options[name] = options.get(name, start).to(device, torch.float32)
+
+    def factor(self, norm: Tensor, condition: Condition) -> Tensor | None:
+        """(), at most 1, from the norm () of the gradients of this step; None for 1.
+
+        The norm and the limit are kept only if the step applies.
+        """
+        step, norms, limit = (self.options[name] for name in ("step", "clip_norms", "clip_limit"))
+        if step == 0:
+            return None
+        condition.assign(norms[step % _CLIP_PERIOD], norm)
+        if step % _CLIP_PERIOD == 0:
+            condition.assign(limit, self.options["clip_scale"] * _median(norms))
+        elif step in _EARLY_STEPS:
+            early = 2.0 * self.options["clip_scale"] * _median(norms[1 : step + 1])
+            condition.assign(limit, early)
+        elif step < _EARLY_STEPS[0]:
+            return None
+        factor: Tensor = (limit / (norm + 1e-20)).clamp_(max=1.0)
+        return factor
+
+
+def change_clip_scale(options: dict[str, Any], clip_scale: float) -> None:
+    """Change clip_scale in the options of an optimiser; the present limit changes with it.
+
+    If there was no clipping before, there is none until 100 norms are known.
+    """
+    before = options["clip_scale"]
+    if before > 0 and clip_scale > 0:
+        if before != clip_scale:
+            options["clip_limit"].mul_(clip_scale / before)
+    elif clip_scale > 0:
+        options["clip_norms"].fill_(math.inf)
+        options["clip_limit"].fill_(math.inf)
+    options["clip_scale"] = clip_scale
+
+
+def _median(norms: Tensor) -> Tensor:
+    """The upper of the two middle values if their number is a multiple of 4, else the lower."""
+    return norms.kthvalue(norms.numel() // 4 * 2 + 1).values
 
 
 def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:

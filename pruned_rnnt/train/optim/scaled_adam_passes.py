@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from pruned_rnnt.train.optim.conditional import Condition
-from pruned_rnnt.train.optim.parameter_vectors import ParameterVector, vector_of
 
 
 class Rates(NamedTuple):
@@ -72,11 +71,17 @@ class Passes(Protocol):
         """Update the parameters and their moments."""
 
 
-class PlainPasses(ParameterVector):
-    """The passes in plain torch, over copies of all values and gradients in one vector each."""
+class PlainPasses:
+    """The passes in plain torch, over copies of all values and gradients in one vector each.
+
+    A model has a thousand parameters, most of them small: a launch for each would take the host
+    long.
+    """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        super().__init__(parameters)
+        sizes = [parameter.numel() for parameter in parameters]
+        self.sizes_P = torch.tensor(sizes).to(parameters[0].device, non_blocking=True)
+        self._total = sum(sizes)
         self._parameters = list(parameters)
         self._scalars = [parameter for parameter in parameters if parameter.numel() == 1]
         self._gradient = self._values = parameters[0]
@@ -87,19 +92,19 @@ class PlainPasses(ParameterVector):
         self._gradient = condition.zero_(vector_of(gradients))
 
     def gradient_squares(self) -> Tensor:
-        return self.sums(self._gradient.square())
+        return self._sums(self._gradient.square())
 
     def value_gradients(self, factor: Tensor | None) -> Tensor:
         if factor is not None:
             torch._foreach_mul_([self._gradient], factor)
         self._values = vector_of(self._parameters)
-        return self.sums(self._values * self._gradient)
+        return self._sums(self._values * self._gradient)
 
     def value_squares(self) -> Tensor:
-        return self.sums(self._values.square())
+        return self._sums(self._values.square())
 
     def set_rms(self, rms_P: Tensor) -> None:
-        self._rms = self.each(rms_P)
+        self._rms = self._each(rms_P)
 
     def update(self, update: Update) -> None:
         change, square, growth_P, rates, condition = update
@@ -116,9 +121,24 @@ class PlainPasses(ParameterVector):
         condition.mul_(change, rates.change_decay)
         change.addcmul_(direction, self._rms, value=rates.step)
         if growth_P is not None:
-            change.addcmul_(values, self.each(growth_P), value=1 - rates.change_decay)
+            change.addcmul_(values, self._each(growth_P), value=1 - rates.change_decay)
         pieces = _unflatten_dense_tensors(condition.or_zeros(change), self._parameters)
         torch._foreach_add_(self._parameters, list(pieces))
         if self._scalars:
             torch._foreach_clamp_max_(self._scalars, rates.max_scalar)
             torch._foreach_clamp_min_(self._scalars, -rates.max_scalar)
+
+    def _sums(self, vector: Tensor) -> Tensor:
+        """Sums over the elements of each parameter, (P,) in float32."""
+        return torch.segment_reduce(vector.float(), "sum", lengths=self.sizes_P, unsafe=True)
+
+    def _each(self, values_P: Tensor) -> Tensor:
+        """Repeat the value of each parameter for all of its elements."""
+        return values_P.repeat_interleave(self.sizes_P, output_size=self._total)
+
+
+def vector_of(tensors: Sequence[Tensor]) -> Tensor:
+    """A new vector of the elements of all tensors."""
+    vector: Tensor = _flatten_dense_tensors(tensors)
+    # With a single tensor, the result would share its memory.
+    return vector.clone() if len(tensors) == 1 else vector

@@ -25,11 +25,11 @@ from torch import Tensor, distributed, nn
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
 from pruned_rnnt.train.optim.optimiser import (
     OptimiserConfig,
+    ParameterGroup,
     build_optimiser,
     parameter_options,
 )
 from pruned_rnnt.train.optim.owners import Owners
-from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
 from pruned_rnnt.train.optim.scaled_adam import ScaledAdam
 
 

@@ -32,11 +32,10 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.speech_dataset import aligned_words
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.emission_delay import percentile, spoken_words
-from pruned_rnnt.decode.frame_times import FEATURE_SECONDS, FRAME_SECONDS
-from pruned_rnnt.decode.word_times import word_spans
+from pruned_rnnt.decode.word_times import FEATURE_SECONDS, FRAME_SECONDS, word_spans
 from pruned_rnnt.diagnostics import mean_symbol_delay
 from pruned_rnnt.model.speech_model import ModelLosses
-from pruned_rnnt.system.host_copy import HostCopy
+from pruned_rnnt.system.device import HostCopy
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.distributed import Ranks
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pruned_rnnt.data.input.filters import cut_symbols
-from pruned_rnnt.train.engine.average import RunningAverage
+from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.memory import (
@@ -30,7 +30,6 @@ from pruned_rnnt.train.engine.memory import (
     reset_peak,
     state_memory,
 )
-from pruned_rnnt.train.engine.parameter_mean import ParameterMean
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.step import Stepper
 from pruned_rnnt.train.engine.train_config import pick_device

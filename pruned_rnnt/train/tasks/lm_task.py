@@ -33,8 +33,7 @@ from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.engine.report import BatchSize, Utterance
 from pruned_rnnt.train.engine.run_files import check_tokens, run_tokenizer, save_tokens
 from pruned_rnnt.train.engine.train_config import TrainConfig
-from pruned_rnnt.train.optim.optimiser import OptimiserConfig
-from pruned_rnnt.train.optim.parameter_groups import ParameterGroup
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig, ParameterGroup
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
 from pruned_rnnt.train.run import config_path, find_checkpoint
 

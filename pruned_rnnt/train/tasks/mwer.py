@@ -21,17 +21,15 @@ from torch import Tensor, nn
 
 from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.data.input.batch import Batch, pad_targets
-from pruned_rnnt.data.tokens.scripts import written_without_spaces
+from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.decode_set import build_search
-from pruned_rnnt.decode.scoring.headline import MetricChoice
-from pruned_rnnt.decode.scoring.wer import Transcript, count_errors
-from pruned_rnnt.decode.search.hypothesis import Hypothesis
+from pruned_rnnt.decode.scoring.error_rates import MetricChoice, Transcript, count_errors
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.sequence_log_probs import sequence_log_probs
-from pruned_rnnt.model.speech_model import ModelLosses
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.speech_model import ModelLosses, TransducerModel
 
 Symbols = tuple[int, ...]
 

@@ -16,28 +16,26 @@ from rich.console import Console
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.loader import BatchLoader
-from pruned_rnnt.data.input.training_durations import save_p99_duration
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.emission_delay import percentile
-from pruned_rnnt.decode.frame_times import frame_seconds
+from pruned_rnnt.decode.word_times import frame_seconds
 from pruned_rnnt.licences.chain import Origin, add_origins
 from pruned_rnnt.model.build_model import build_model
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.kernels.available import kernel_report
-from pruned_rnnt.model.pretrained_encoder.config import TransformersConfig
-from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel
+from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel, TransducerModel
 from pruned_rnnt.model.training_shapes import TrainingShapes
-from pruned_rnnt.model.transducer_model import TransducerModel
+from pruned_rnnt.model.transformers_model import TransformersConfig
 from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, log_info
 from pruned_rnnt.train.engine.report import BatchSize, Utterance
-from pruned_rnnt.train.engine.run_files import check_tokens, save_tokens
+from pruned_rnnt.train.engine.run_files import check_tokens, save_p99_duration, save_tokens
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.optim.parameter_groups import ParameterGroup, grouped_by_rate
+from pruned_rnnt.train.optim.optimiser import ParameterGroup, grouped_by_rate
 from pruned_rnnt.train.pretrained_encoder import (
     pretrained_origins,
     start_from_pretrained,
@@ -46,12 +44,13 @@ from pruned_rnnt.train.pretrained_encoder import (
 from pruned_rnnt.train.run_chain import origins_of_data
 from pruned_rnnt.train.tasks.delay_control import DelayControl, check_word_times
 from pruned_rnnt.train.tasks.mwer import MinimumWordError
-from pruned_rnnt.train.tasks.pictures import (
+from pruned_rnnt.train.tasks.validate import (
+    ValidationReport,
     lattice_of_example,
     samples_as_markdown,
     spectrogram_of_example,
+    validate,
 )
-from pruned_rnnt.train.tasks.validate import ValidationReport, validate
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.decode.fusion.build import FusionConfig
-from pruned_rnnt.decode.scoring.headline import SetErrors
+from pruned_rnnt.decode.scoring.error_rates import SetErrors
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig

@@ -1,0 +1,297 @@
+"""Data of other toolkits as streams of entries: Kaldi's directories, NeMo's JSON lines, lhotse's
+manifests; see `own_sources.py`.
+
+The metadata.jsonl of Hugging Face's audio folders (file_name, transcription) has the format of
+NeMo's manifests (audio_filepath, duration, text, optional offset).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lhotse.utils import fastcopy
+
+from pruned_rnnt.data.input.manifest_items import manifest_items, text_lines
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
+from pruned_rnnt.data.prepare.table_source import COLUMNS, split_of_path
+
+_NEMO_PATH = "audio_filepath"
+
+
+@dataclass(frozen=True)
+class KaldiSource:
+    """A Kaldi data directory: wav.scp and text, and optionally segments, utt2spk, utt2lang.
+
+    wav.scp may contain shell commands that end in "|". All files but text are held in memory.
+
+    allow_commands: allow a shell to run the commands.
+    audio_folder: base of relative paths in wav.scp that do not exist in the working directory; by
+        default `folder`.
+
+    Raises ValueError naming the first command if commands are not allowed.
+    """
+
+    folder: Path
+    allow_commands: bool = False
+    audio_folder: Path | None = None
+
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        audio = self._audio()
+        speakers = {key: value for _, key, value in self._optional("utt2spk")}
+        languages = {key: value for _, key, value in self._optional("utt2lang")}
+        segments = {key: (line, value) for line, key, value in self._optional("segments")}
+        for line, name, text in _kaldi_lines(self.folder / "text"):
+            origin = f"{self.folder / 'text'}:{line}"
+            recording, start, end, problem, details = name, 0.0, None, "", ""
+            if segments and name not in segments:
+                problem = "not in segments"
+            elif segments:
+                number, value = segments[name]
+                recording, start, end, problem = _segment(value)
+                if problem:
+                    origin, details = f"{self.folder / 'segments'}:{number}", f"{name} {value}"
+            if not problem and recording not in audio:
+                problem, details = "not in wav.scp", recording
+            elif "\ufffd" in text:
+                problem = problem or "text is not UTF-8"
+            command = audio.get(recording, "")
+            if command and not command.endswith("|"):
+                command = str(_resolve_path(self.audio_folder or self.folder, command))
+            yield CorpusEntry(
+                id=name.replace("/", "-"),
+                origin=origin,
+                audio=command,
+                is_command=command.endswith("|"),
+                text=text,
+                speaker=speakers.get(name, ""),
+                language=languages.get(name, ""),
+                start=start,
+                duration=None if end is None else round(end - start, 8),
+                problem=problem,
+                details=details,
+            )
+
+    def _audio(self) -> dict[str, str]:
+        """The file or command of each recording."""
+        path = self.folder / "wav.scp"
+        lines = list(_kaldi_lines(path))
+        commands = [(line, value) for line, _, value in lines if value.endswith("|")]
+        if commands and not self.allow_commands:
+            line, first = commands[0]
+            count = "1 command" if len(commands) == 1 else f"{len(commands):,} commands"
+            raise ValueError(
+                f"{path} has {count} that a shell would run, the first in line {line}: "
+                f"{first[:100]!r}. If you trust all of them, pass --allow-commands"
+            )
+        return {key: value for _, key, value in lines}
+
+    def _optional(self, name: str) -> Iterator[tuple[int, str, str]]:
+        path = self.folder / name
+        return _kaldi_lines(path) if path.is_file() else iter(())
+
+
+def _kaldi_lines(path: Path) -> Iterator[tuple[int, str, str]]:
+    with path.open(encoding="utf-8-sig", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            key, *value = line.split(maxsplit=1) or [""]
+            if key:
+                yield number, key, value[0].strip() if value else ""
+
+
+def _resolve_path(folder: Path, path: str) -> Path:
+    """A path relative to the working directory if it exists there, else relative to `folder`."""
+    return Path(path) if Path(path).exists() else folder / path
+
+
+def _segment(value: str) -> tuple[str, float, float | None, str]:
+    try:
+        recording, begin, finish = value.split()[:3]
+        start, end = float(begin), float(finish)
+    except ValueError:
+        return "", 0.0, None, "line of segments is not `utterance recording start end`"
+    # In Kaldi -1 means the end of the recording.
+    if end == -1 and 0 <= start < math.inf:
+        return recording, start, None, ""
+    if not 0 <= start < end < math.inf:
+        return "", 0.0, None, "segment does not have 0 <= start < end"
+    return recording, start, end, ""
+
+
+@dataclass(frozen=True)
+class JsonSource:
+    """Lines of JSON objects with a path, a text, and perhaps speaker, split, language, offset.
+
+    The keys have the names of a table's columns. offset and duration, in seconds, select a part of
+    the file; duration is used only with `audio_filepath`, as in NeMo. Relative paths start at the
+    file's folder; those of `audio_filepath` start at the working directory if they exist there, as
+    in NeMo.
+
+    Raises ValueError naming a line that is not a JSON object.
+    """
+
+    path: Path
+
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        for number, line in text_lines(self.path):
+            yield self._entry(f"{self.path}:{number}", number, line)
+
+    def _entry(self, origin: str, number: int, line: str) -> CorpusEntry:
+        item = json_object(line)
+        if item is None:
+            raise ValueError(f"{origin} is not a JSON object: {line.strip()[:100]!r}")
+        cells = {column: _first(item, names) for column, names in COLUMNS.items()}
+        path = cells["path"]
+        start, duration, problem, details = _part(item)
+        if not isinstance(path, str) or not path.strip():
+            path, problem = "", f"line without a path ({_NEMO_PATH} or file_name)"
+        elif not isinstance(cells["text"], str | None):
+            problem, details = "text is not a string", repr(cells["text"])[:100]
+        audio = Path(path).expanduser() if path.startswith("~/") else Path(path)
+        folder = self.path.parent
+        text = cells["text"] if isinstance(cells["text"], str) else ""
+        split = str(cells["split"] or "")
+        return CorpusEntry(
+            id=f"{number:08d}-{audio.stem}",
+            origin=origin,
+            audio=str(_resolve_path(folder, str(audio)) if _NEMO_PATH in item else folder / audio),
+            text=text,
+            speaker=str(cells["speaker"] if cells["speaker"] is not None else ""),
+            language=str(cells["language"] if cells["language"] is not None else ""),
+            split=split or ("" if _NEMO_PATH in item else split_of_path(path)),
+            start=start,
+            duration=duration,
+            problem=problem,
+            details=details,
+        )
+
+
+def json_object(line: str) -> dict[str, Any] | None:
+    """The JSON object in a line; None for anything else."""
+    try:
+        item = json.loads(line)
+    except ValueError:
+        return None
+    return item if isinstance(item, dict) else None
+
+
+def has_audio_path(item: dict[str, Any] | None) -> bool:
+    """True if a JSON object has an audio path under one of the names in `COLUMNS`."""
+    return item is not None and any(name in item for name in COLUMNS["path"])
+
+
+def _first(item: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((item[name] for name in names if item.get(name) is not None), None)
+
+
+def _part(item: dict[str, Any]) -> tuple[float, float | None, str, str]:
+    """Start and duration in seconds, a problem (or ""), and its details."""
+    values = {"offset": item.get("offset")}
+    if _NEMO_PATH in item:
+        values["duration"] = item.get("duration")
+    for name, value in values.items():
+        if value is None:
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and 0 <= value < math.inf):
+            return 0.0, None, f"{name} is not a number of seconds >= 0", repr(value)[:100]
+    return values["offset"] or 0.0, values.get("duration"), "", ""
+
+
+@dataclass(frozen=True)
+class ManifestSource:
+    """A lhotse manifest of cuts, or of recordings with `supervisions`; one entry per supervision.
+
+    A separate manifest of recordings is held in memory.
+
+    allow_commands: as in `manifest_items`.
+    """
+
+    path: Path
+    supervisions: Path | None = None
+    allow_commands: bool = False
+
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        if self.supervisions is None:
+            for line, item in manifest_items(self.path, self.allow_commands):
+                yield from _entries_of_cut(item, f"{self.path}:{line}", self.path.parent)
+            return
+        listed = manifest_items(self.supervisions)
+        yield from paired_entries(
+            (recording for _, recording in manifest_items(self.path, self.allow_commands)),
+            ((f"{self.supervisions}:{line}", supervision) for line, supervision in listed),
+            self.path.parent,
+        )
+
+
+def paired_entries(
+    recordings: Iterable[Any], supervisions: Iterable[tuple[str, Any]], folder: Path
+) -> Iterator[CorpusEntry]:
+    """Yields an entry for each (origin, supervision) pair, with its part of the recording.
+
+    folder: base of relative paths that do not exist in the working directory.
+    """
+    by_id = {recording.id: recording for recording in recordings}
+    for origin, supervision in supervisions:
+        recording = by_id.get(supervision.recording_id)
+        if recording is None:
+            yield CorpusEntry(id=supervision.id, origin=origin, problem="recording is not listed")
+        else:
+            cut = _cut_of_supervision(recording, supervision)
+            yield _entry_of_cut(with_absolute_paths(cut, folder), origin)
+
+
+def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[CorpusEntry]:
+    if not hasattr(cut, "supervisions"):
+        raise ValueError(
+            f"{origin} is a {type(cut).__name__}: needs cuts, or recordings with --supervisions"
+        )
+    cut = with_absolute_paths(cut, folder)
+    if len(cut.supervisions) < 2:
+        yield _entry_of_cut(cut, origin)
+        return
+    # In a cut with several supervisions each one is an utterance.
+    for index, part in enumerate(cut.trim_to_supervisions(keep_overlapping=False)):
+        yield _entry_of_cut(fastcopy(part, id=f"{cut.id}-{index}"), origin)
+
+
+def with_absolute_paths(cut: Any, folder: Path) -> Any:
+    """The cut with absolute paths; relative ones start at the working directory, or at `folder`."""
+    if not getattr(cut, "has_recording", False):
+        return cut
+    sources = [s for track in getattr(cut, "tracks", [cut]) for s in _sources(track)]
+    relative = [s.source for s in sources if s.type == "file" and not Path(s.source).is_absolute()]
+    if relative:
+        here = Path.cwd() if Path(relative[0]).exists() else folder.absolute()
+        cut = cut.with_recording_path_prefix(str(here))
+    return cut
+
+
+def _sources(track: Any) -> list[Any]:
+    recording = getattr(getattr(track, "cut", track), "recording", None)
+    return recording.sources if recording is not None else []
+
+
+def _entry_of_cut(cut: Any, origin: str) -> CorpusEntry:
+    """The entry for a lhotse cut of one utterance."""
+    supervision = cut.supervisions[0] if cut.supervisions else None
+    return CorpusEntry(
+        id=cut.id,
+        origin=origin,
+        text=(supervision.text or "") if supervision else "",
+        speaker=(supervision.speaker or "") if supervision else "",
+        language=(supervision.language or "") if supervision else "",
+        cut=cut,
+    )
+
+
+def _cut_of_supervision(recording: Any, supervision: Any) -> Any:
+    inside = supervision.trim(recording.duration)
+    cut = fastcopy(recording.to_cut(), id=supervision.id, supervisions=[inside])
+    if inside.start > 0 or inside.duration < recording.duration - 0.01:
+        cut = cut.truncate(offset=inside.start, duration=inside.duration, preserve_id=True)
+    return cut

@@ -1,1 +1,0 @@
-"""Times and confidences of words, and their calibration."""

@@ -1,1 +1,0 @@
-"""Import models of icefall, and export models for it."""
