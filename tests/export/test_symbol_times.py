@@ -16,13 +16,15 @@ from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
 from pruned_rnnt.export.readme import use_of_export
-from pruned_rnnt.export.sherpa_script import _finish_stream
 from tests.export.spelling_models import sherpa_result
 from tests.pretrained.saved_models import make_model, make_tokenizer
 from tests.tiny_models import tiny_conformer
 from tests.transcribe.random_model import sound
 
 sherpa_onnx = pytest.importorskip("sherpa_onnx")
+
+from pruned_rnnt.export.sherpa_script import _finish_stream  # noqa: E402
+
 pytestmark = pytest.mark.slow
 AUDIO = sound(4.0)
 

@@ -8,6 +8,7 @@ import logging
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ from pruned_rnnt.train.optim.scaled_adam_passes import Rates, Update
 from tests.model.fake_gpu import FakeGpu, fake_gpu, forget
 from tests.model.zipformer_tiny import TINY
 
+# Nothing runs on a GPU, but only torch for GPUs brings Triton, so that these are tested there.
+pytestmark = pytest.mark.gpu
 CONSTANTS = (4.0, 0.035, 0.08)
 DEVICE = torch.device("cuda", 0)
 # Widths of the stacks with the same powers of two above them.
@@ -73,7 +76,7 @@ def variants_of(config: Any, frames: int, monkeypatch: pytest.MonkeyPatch) -> se
     encoder.clock.recorder = Recorder(torch.device("cpu"))
     features = torch.zeros((2, frames, config.num_mel_bins))
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
-        encoded, _ = encoder(features, torch.full((2,), frames), **encoder.draw_choices())
+        encoded, _ = encoder(features, torch.full((2,), frames))
     parameters = list(encoder.parameters())
     torch.autograd.grad(encoded, parameters, torch.zeros_like(encoded), allow_unused=True)
     monkeypatch.setattr(variants, "collector", None)
@@ -113,6 +116,30 @@ def test_variants_are_compiled_together_and_not_launched(
     with variants.compiled_together(DEVICE):
         launch()
     assert "fused kernels: 0 compiled, 1 loaded" in caplog.text
+
+
+def test_threads_that_load_at_once_do_not_exchange_launchers(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python gives the launchers of Triton 3.6 one module; see `variants._with_own_launcher`."""
+    module = SimpleNamespace()
+    both_loaded = threading.Barrier(2)
+
+    def launcher_cls(source: Any, metadata: Any) -> Any:
+        module.launch = gpu.launched.append, metadata.name
+        if threading.current_thread() is not threading.main_thread():
+            both_loaded.wait(timeout=60)
+        append, name = module.launch
+        return lambda *arguments: append(name)
+
+    monkeypatch.setattr(gpu, "launcher_cls", launcher_cls)
+    x = torch.zeros(2, 4, 16)
+    with variants.compiled_together(DEVICE):
+        launch()
+        stream.add(x, x, None, None)
+    launch()
+    stream.add(x, x, None, None)
+    assert gpu.launched == ["_swoosh_kernel", "_add_kernel"]
 
 
 def test_a_failed_pass_ends_the_collection(gpu: FakeGpu) -> None:

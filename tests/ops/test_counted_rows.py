@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -152,9 +152,18 @@ def test_products_of_tf32_parts_are_as_precise_as_float32(
         assert relative_error(product(a, b), exact) <= relative_error(chain, exact)
 
 
+@pytest.fixture
+def without_tf32() -> Iterator[None]:
+    """Restores the setting, which monkeypatch would delete: it is no attribute of its module."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
 @pytest.mark.gpu
-def test_errors_are_those_of_float32_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+@pytest.mark.usefixtures("without_tf32")
+def test_errors_are_those_of_float32_products() -> None:
     torch.manual_seed(2)
     rows = 200_000
     hidden = torch.randn(rows, 512, device="cuda").tanh()
@@ -179,13 +188,13 @@ def test_errors_are_those_of_float32_products(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.gpu
-def test_cublas_multiplies_where_tf32_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("without_tf32")
+def test_cublas_multiplies_where_tf32_is_allowed() -> None:
     x = torch.zeros(1, device="cuda")
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     fast = torch.cuda.get_device_capability() in ((8, 0), (9, 0))
     assert can_count_rows(x) == fast
     assert not can_count_rows(x.half())
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    torch.backends.cuda.matmul.allow_tf32 = True
     assert not can_count_rows(x)
 
 

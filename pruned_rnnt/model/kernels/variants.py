@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -57,6 +57,7 @@ _NOT_WRITABLE = (
 )
 _MOST_SECONDS_FOR_OTHERS = 120.0
 _repair_lock = threading.RLock()
+_one_thread_loads = threading.Lock()
 
 
 class Counts:
@@ -86,12 +87,47 @@ _other_listener = triton.knobs.compilation.listener
 triton.knobs.compilation.listener = _listen
 
 
-def compile_variant(jit: Any, device: int, arguments: tuple[Any, ...], num_warps: int) -> Any:
+class Variant(NamedTuple):
+    """A compiled kernel, loaded on a device.
+
+    Attributes:
+        run: Triton's launcher of kernels with arguments of these types.
+        function: the handle of the kernel.
+        packed_metadata: for the launcher.
+        compiled: Triton's kernel, which newer versions unload with its last reference.
+    """
+
+    run: Any
+    function: int
+    packed_metadata: Any
+    compiled: Any
+
+
+def compile_variant(jit: Any, device: int, arguments: tuple[Any, ...], num_warps: int) -> Variant:
     """The variant of a kernel for these arguments, loaded on the device.
 
     Args:
         jit: Triton's function.
     """
+    with _one_thread_loads:
+        return _with_own_launcher(_compiled(jit, device, arguments, num_warps))
+
+
+def _with_own_launcher(compiled: Any) -> Variant:
+    """The variant of what Triton has compiled, with a launcher that was loaded in one thread.
+
+    Up to Triton 3.6 each launcher is a C extension, and all of them have the same module name.
+    Python gives them one module object once it loads a file again, from which Triton takes the
+    function: of threads that load at once, one can get the function of another, which then launches
+    a kernel with the wrong arguments. Threads leave the files in the cache, so this takes less than
+    a millisecond.
+    """
+    launcher = triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
+    return Variant(launcher, compiled.function, compiled.packed_metadata, compiled)
+
+
+def _compiled(jit: Any, device: int, arguments: tuple[Any, ...], num_warps: int) -> Any:
+    """Triton's compiled kernel, loaded on the device. Threads may share its launcher."""
 
     def variant() -> Any:
         compiled = jit.warmup(*arguments, grid=(1,), num_warps=num_warps)
@@ -113,7 +149,7 @@ class Collector:
     """Compiles the variants of the kernels that are called, and launches none."""
 
     def __init__(self, device: int) -> None:
-        self.futures: dict[Any, Future[None]] = {}
+        self.futures: dict[Any, Future[Any]] = {}
         self._device = device
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
@@ -123,11 +159,8 @@ class Collector:
         if key in kernel.compiled or (kernel, key) in self.futures:
             return
         self.futures[kernel, key] = self._pool.submit(
-            self._compile, kernel, key, arguments, num_warps
+            _compiled, kernel.jit, self._device, arguments, num_warps
         )
-
-    def _compile(self, kernel: Any, key: Any, arguments: tuple[Any, ...], num_warps: int) -> None:
-        kernel.compiled[key] = compile_variant(kernel.jit, self._device, arguments, num_warps)
 
     def finish(self, started: float) -> None:
         """Wait for all variants. One that fails is compiled, and fails, again when launched."""
@@ -136,12 +169,16 @@ class Collector:
         if wait(futures, timeout=max(left, 0.0)).not_done:
             _wait_visibly(futures)
         self._pool.shutdown()
+        for (kernel, key), future in self.futures.items():
+            if future.exception() is None:
+                with _one_thread_loads:
+                    kernel.compiled[key] = _with_own_launcher(future.result())
 
     def cancel(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _wait_visibly(futures: list[Future[None]]) -> None:
+def _wait_visibly(futures: list[Future[Any]]) -> None:
     """Wait with a progress bar on a terminal, and a line in the log elsewhere."""
     with ExitStack() as stack:
         if sys.stderr.isatty():
