@@ -12,7 +12,7 @@ from pruned_rnnt.run.result_file import ErrorSummary, ResultFile, find_results
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.run import config_path
+from pruned_rnnt.train.run import check_overrides, config_path
 from pruned_rnnt.train.tasks.registry import load_experiment
 
 
@@ -74,11 +74,12 @@ def read_run(folder: Path, overrides: Sequence[str] = (), pattern: str = "*") ->
     """Read a run; `overrides` are settings such as data.path=DIR.
 
     Raises:
-        ConfigError: the folder is no run, or a setting is wrong.
+        ConfigError: the folder is no run, or a setting is wrong, or changes the training.
         UsageError: the run has results, but none that the pattern matches.
     """
     overrides = [f"train.folder={folder}", *overrides]
     config, _ = load_experiment(config_path(folder), overrides, is_run=True)
+    check_overrides(folder, config, overrides)
     recogniser = config if isinstance(config, ExperimentConfig) else None
     results = find_results(folder, pattern) if recogniser else []
     if not results and pattern != "*" and recogniser:

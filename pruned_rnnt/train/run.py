@@ -64,22 +64,33 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     path = config_path(folder)
     if (task := value_of("task", path)) is not None:
         raise ConfigError(f"{folder} is a run of task {task!r}; this command is for recognisers")
-    place = f"train.folder={folder}"
-    config = load_config(ExperimentConfig, path, [place, *overrides], is_run=True)
-    # Few overrides need the second reading, which every start of a command would wait for.
-    if not all(_is_of_use(item.partition("=")[0]) for item in overrides):
-        saved = load_config(ExperimentConfig, path, [place], is_run=True)
-        changed = [
-            line for line in differences(saved, config) if not _is_of_use(line.partition(":")[0])
-        ]
-        if changed:
-            chunk = any(line.startswith("model.encoder.chunk_size:") for line in changed)
-            advice = "; decode.chunk chooses the chunks of decoding" if chunk else ""
-            raise ConfigError(
-                f"{folder} was trained with other settings ({'; '.join(changed)}), which cannot be "
-                f"changed after training: leave them out{advice}"
-            )
+    overrides = [f"train.folder={folder}", *overrides]
+    config = load_config(ExperimentConfig, path, overrides, is_run=True)
+    check_overrides(folder, config, overrides)
     return config
+
+
+def check_overrides(folder: Path, config: Any, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if overrides change settings of a run that have no effect after training.
+
+    Args:
+        config: of the run, with the overrides.
+    """
+    # Few overrides need the second reading, which every start of a command would wait for.
+    if all(_is_of_use(item.partition("=")[0]) for item in overrides):
+        return
+    place = f"train.folder={folder}"
+    saved = load_config(type(config), config_path(folder), [place], is_run=True)
+    changed = [
+        line for line in differences(saved, config) if not _is_of_use(line.partition(":")[0])
+    ]
+    if changed:
+        chunk = any(line.startswith("model.encoder.chunk_size:") for line in changed)
+        advice = "; decode.chunk chooses the chunks of decoding" if chunk else ""
+        raise ConfigError(
+            f"{folder} was trained with other settings ({'; '.join(changed)}), which cannot be "
+            f"changed after training: leave them out{advice}"
+        )
 
 
 def _is_of_use(key: str) -> bool:

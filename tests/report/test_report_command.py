@@ -183,6 +183,7 @@ def test_data_with_features_only(corpus: Path) -> None:
         (["--megabytes", "nan"], "--megabytes must be at least 0, got nan", EXIT_USAGE),
         (["--result", "beam*"], "matches 'beam*'; it has greedy-step-00000002", EXIT_USAGE),
         (["--other", "nowhere"], "nowhere is not a run", EXIT_USAGE),
+        (["train.steps=7"], "was trained with other settings (train.steps: 2 -> 7)", EXIT_USAGE),
     ],
 )
 def test_wrong_options(
