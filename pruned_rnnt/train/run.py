@@ -258,7 +258,7 @@ def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any
     if last < 1 or len(paths) < last:
         raise CheckpointError(
             f"cannot average the last {last} checkpoints of {folder / 'checkpoints'}: it has "
-            f"{len(paths)}"
+            f"{len(paths)}; train.keep_last is how many a training keeps"
         )
     chosen = paths[-last:]
     # Keep only the parameters of earlier ones: the rest of a checkpoint is several times as large.

@@ -177,7 +177,16 @@ def test_characters_without_a_token_are_reported(
     assert "unknown_characters" not in splits["train"]
     copied = tmp_path / "copied"
     prepare(table, copied, "--only-test", "--tokenizer-from", str(folder.path))
-    assert "Hint: test has 3 characters without a token" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Hint: test has 3 characters without a token" in shown
+    assert "--byte-fallback" not in shown
+    assert "were prepared with" not in shown
+    options = ["--only-test", "--tokenizer-from", str(folder.path)]
+    prepare(table, tmp_path / "upper", *options, "--case", "upper")
+    expected = f"the texts of {folder.path} were prepared with --case keep --punctuation keep"
+    assert expected in capsys.readouterr().out
+    assert pruned_rnnt(["prepare", "own", str(table), *options, "--byte-fallback"]) == 1
+    assert "--byte-fallback needs a new tokenizer" in capsys.readouterr().err
     prepare(table, tmp_path / "bytes", "--byte-fallback")
     assert "without a token" not in capsys.readouterr().out
 

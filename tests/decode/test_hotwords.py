@@ -92,6 +92,9 @@ def test_file_of_phrases(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=lacking):
         read_hotwords(path, tokenizer, 1.5)
+    path.write_text("NEW YORK :2.5\n")
+    with pytest.raises(ValueError, match=r"'O', 'R', 'K'; it knows 'new york'$"):
+        read_hotwords(path, tokenizer, 1.5)
     path.write_text("new york:2.5\n")
     advice = r"lacks: ':', '2', '\.', '5'; a bonus needs a space before its colon"
     with pytest.raises(ValueError, match=advice):

@@ -267,6 +267,16 @@ def test_newest_and_best_are_kept(tmp_path: Path) -> None:
     assert folder.best() == folder.path(4)
 
 
+def test_the_newest_of_equals_is_the_best(tmp_path: Path) -> None:
+    """All validations of a young run can have an error rate of 100%."""
+    folder = CheckpointFolder(tmp_path, keep_last=1, keep_best=1)
+    for step in (1, 2, 3):
+        folder.save(step, values(step, 1.0))
+    assert folder.best() == folder.path(3)
+    folder.save(4, values(4, None))
+    assert [path.name for path in folder.paths()] == ["step-00000003.pt", "step-00000004.pt"]
+
+
 def test_best_without_scores_is_none(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(1, values(1))

@@ -5,6 +5,7 @@ MLflow itself runs if it is installed, with its file store; a stand-in replaces 
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import sys
@@ -72,6 +73,22 @@ def write(folder: Path, step: int, steps: range, *loggers: str) -> None:
             log.scalars("train", each, {"loss": float(each), "epoch": 0})
         log.figure("valid/lattice", steps[-1], Figure())
         log.text("valid/samples", steps[-1], "a < b")
+
+
+def test_metrics_stay_if_they_cannot_be_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLog(tmp_path, 0, loggers=[]) as log:
+        log.scalars("train", 1, {"loss": 2.0})
+    before = (tmp_path / "metrics.jsonl").read_text()
+
+    def full(path: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space"), RunLog(tmp_path, 1, loggers=[]):
+        pass
+    assert (tmp_path / "metrics.jsonl").read_text() == before
 
 
 def test_wandb_continues_in_the_same_run(wandb: Wandb, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.corpus_report import (
     CorpusStatistics,
+    spelling_hints,
     text_hints,
     token_hints,
     unknown_hints,
@@ -270,9 +271,10 @@ def _tokenizer(config: BuildConfig, texts: list[str], statistics: CorpusStatisti
 
 def _hints(config: BuildConfig, statistics: CorpusStatistics, tokenizer: Tokenizer) -> list[str]:
     """Advice about texts and tokens; a copied tokenizer has a fixed spelling."""
-    unknown = unknown_hints(statistics.unknown_characters(tokenizer))
-    if config.tokenizer_from is not None:
-        return unknown
+    source = config.tokenizer_from
+    unknown = unknown_hints(statistics.unknown_characters(tokenizer), copied=source is not None)
+    if source is not None:
+        return [*spelling_hints(source, config.shard.text), *unknown]
     return [
         *text_hints(statistics.characters["train"], config.shard.text),
         *token_hints(tokenizer, config.tokenizer, len(statistics.characters["train"])),

@@ -120,7 +120,8 @@ def check_before_work(recipe: str, options: argparse.Namespace) -> None:
     check_replaceable(recipe, options)
     if options.tokenizer_from is not None:
         PreparedFolder(options.tokenizer_from).tokenizer()
-    _tokenizer_config(options)
+    else:
+        _tokenizer_config(options)
 
 
 def _tokenizer_config(options: argparse.Namespace) -> TokenizerConfig:
@@ -227,10 +228,12 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
         raise ValueError(f"--shard-size must be at least 1, got {options.shard_size}")
     if options.num_jobs < 1:
         raise ValueError(f"--num-jobs must be at least 1, got {options.num_jobs}")
-    if options.language_tags and options.tokenizer_from is not None:
-        raise ValueError(
-            "--language-tags needs a new tokenizer, and --tokenizer-from copies one: leave one out"
-        )
+    for option in ("language_tags", "byte_fallback"):
+        if getattr(options, option) and options.tokenizer_from is not None:
+            raise ValueError(
+                f"--{option.replace('_', '-')} needs a new tokenizer, and --tokenizer-from copies "
+                "one: leave one out"
+            )
     check_before_work(recipe, options)
     return BuildConfig(
         shard=ShardConfig(

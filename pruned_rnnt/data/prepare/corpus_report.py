@@ -4,9 +4,11 @@ with the options of `prepare` to change them.
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -207,16 +209,38 @@ def token_hints(tokenizer: Tokenizer, config: TokenizerConfig, characters: int) 
     ]
 
 
-def unknown_hints(unknown: Mapping[str, Counter[str]]) -> list[str]:
+def unknown_hints(unknown: Mapping[str, Counter[str]], *, copied: bool) -> list[str]:
     """A hint for each split with characters that have no token.
 
-    unknown: counts of these characters, by split.
+    unknown: counts of these characters, by split. copied: the tokenizer is that of other data.
     """
+    advice = (
+        "the options --case, --punctuation and --spaces of the tokenizer's data may remove them"
+        if copied
+        else "--byte-fallback gives every character a spelling"
+    )
     return [
         f"{split} has {len(counts):,} character{'s' * (len(counts) > 1)} without a token "
         f"({_shown_counts(counts)}), {counts.total():,} in all, each of which counts as an error; "
-        "--byte-fallback gives every character a spelling"
+        f"{advice}"
         for split, counts in unknown.items()
+    ]
+
+
+def spelling_hints(source: Path, text: TextConfig) -> list[str]:
+    """A hint if texts are spelt unlike those of the prepared folder that the tokenizer is from."""
+    try:
+        options = json.loads((source / "prepare.json").read_bytes())["options"]
+        before = {name: options[name] for name in ("case", "punctuation", "spaces")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # a run, or the folder of an earlier version
+    if all(getattr(text, name) == value for name, value in before.items()):
+        return []
+    used = " ".join(f"--{name} {value}" for name, value in before.items())
+    return [
+        f"the texts of {source} were prepared with {used}, and these were not: words that differ "
+        "in this count as errors of a model that was trained there; prepare again with these "
+        "options"
     ]
 
 

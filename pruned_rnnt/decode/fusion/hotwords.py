@@ -64,9 +64,10 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
                 f"{location}: bonus {own_bonus!r} is not a number from {-_MAX_BONUS:g} to "
                 f"{_MAX_BONUS:g}"
             ) from error
-        symbols = tokenizer.encode(phrase if colon else line)
+        phrase = phrase if colon else line
+        symbols = tokenizer.encode(phrase)
         if UNKNOWN_ID in symbols:
-            raise ValueError(f"{location}: {line!r} has {_lacking(line, tokenizer)}")
+            raise ValueError(f"{location}: {phrase!r} has {_lacking(phrase, tokenizer)}")
         entries += len(symbols) * len(tokenizer)
         if entries > _MAX_ENTRIES:
             raise ValueError(
@@ -76,20 +77,23 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
             )
         if symbols:
             hotwords.append(Hotword(symbols=tuple(symbols), bonus=value))
-        inside = _without_word_start(phrase if colon else line, tokenizer)
+        inside = _without_word_start(phrase, tokenizer)
         if inside:
             entries += len(inside) * len(tokenizer)
             hotwords.append(Hotword(symbols=tuple(inside), bonus=value))
     return hotwords
 
 
-def _lacking(line: str, tokenizer: Tokenizer) -> str:
-    """What a line has that the tokenizer lacks."""
-    known = {text for text in line if UNKNOWN_ID not in tokenizer.encode(text)}
-    found = ", ".join(repr(text) for text in dict.fromkeys(line) if text not in known)
+def _lacking(phrase: str, tokenizer: Tokenizer) -> str:
+    """What a phrase has that the tokenizer lacks."""
+    known = {text for text in phrase if UNKNOWN_ID not in tokenizer.encode(text)}
+    found = ", ".join(repr(text) for text in dict.fromkeys(phrase) if text not in known)
     # Words may be unknown although their characters are not.
     shown = f"characters that the model lacks: {found}" if found else "words that the model lacks"
-    if re.search(r"\S:[-+.\d]+$", line.rstrip()):
+    for spelling in (phrase.lower(), phrase.upper()):
+        if spelling != phrase and UNKNOWN_ID not in tokenizer.encode(spelling):
+            shown += f"; it knows {spelling!r}"
+    if re.search(r"\S:[-+.\d]+$", phrase.rstrip()):
         shown += "; a bonus needs a space before its colon, such as `NEW YORK :2.5`"
     return shown
 

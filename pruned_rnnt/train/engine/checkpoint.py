@@ -119,7 +119,7 @@ class CheckpointFolder:
             scores[path.name] = values["score"]
         passed = [p for p in self.paths() if p.name <= path.name]
         kept = {p.name for p in passed[-max(1, self.keep_last) :]}
-        kept.update(sorted(scores, key=lambda name: scores[name])[: self.keep_best])
+        kept.update(_best_first(scores)[: self.keep_best])
         if keep_all:
             kept.update(p.name for p in passed)
         self._write_scores({name: score for name, score in scores.items() if name in kept})
@@ -155,7 +155,7 @@ class CheckpointFolder:
         scores = {
             name: score for name, score in self._scores().items() if (self.folder / name).is_file()
         }
-        return self.folder / min(scores, key=lambda name: scores[name]) if scores else None
+        return self.folder / _best_first(scores)[0] if scores else None
 
     def _scores(self) -> dict[str, float]:
         """Scores by file name; read from the checkpoints themselves if the file is damaged."""
@@ -185,6 +185,11 @@ class CheckpointFolder:
     def _write_scores(self, scores: dict[str, float]) -> None:
         text = json.dumps(dict(sorted(scores.items())))
         _write_whole(self.folder / _SCORES_NAME, lambda file: file.write(text.encode()))
+
+
+def _best_first(scores: dict[str, float]) -> list[str]:
+    """The names by score, the newest first among equals."""
+    return sorted(sorted(scores, reverse=True), key=lambda name: scores[name])
 
 
 def _write_whole(path: Path, write: Any) -> None:

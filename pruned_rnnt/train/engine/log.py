@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.console import bar_columns
+from pruned_rnnt.system.whole_files import write_lines
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers
 from pruned_rnnt.train.engine.report import StepReport, averages, progress_line, step_line
@@ -70,7 +71,7 @@ class RunLog:
                 for line in read_metrics(folder)
                 if line["step"] < step or (line["step"] == step and line["group"] not in redo)
             ]
-            metrics.write_text("".join(json.dumps(line) + "\n" for line in kept))
+            write_lines(metrics, map(json.dumps, kept))
             self._metrics = metrics.open("a", encoding="utf-8")
             opened = open_loggers(loggers, folder, step, settings or {})
             self._loggers = dict(zip(loggers, opened, strict=True))

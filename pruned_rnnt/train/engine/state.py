@@ -180,7 +180,8 @@ class TrainingState:
         raise TrainingStopped(
             f"training stopped at step {self.counters.step}, because it has diverged: {found}. "
             f"Nothing was saved, {kept}. Lower optimiser.learning_rate (now "
-            f"{self.config.optimiser.learning_rate:g}) and continue with --allow-changes"
+            f"{self.config.optimiser.learning_rate:g}) and continue with --allow-changes "
+            "(in Python: allow_changes=True)"
         )
 
     def restore_newest(self, folder: CheckpointFolder, *, allow_changes: bool) -> None:
@@ -224,8 +225,8 @@ class TrainingState:
         if changed and not allow_changes:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run with another configuration "
-                f"({'; '.join(changed)}): choose another train.folder, or pass --allow-changes to "
-                "continue with the new one"
+                f"({'; '.join(changed)}): choose another train.folder, or pass --allow-changes "
+                "(in Python: allow_changes=True) to continue with the new one"
             )
         for line in changed if self.ranks.is_first else ():
             logger.warning("configuration changed: %s", line)
@@ -307,8 +308,8 @@ class TrainingState:
         if not allow_changes:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run of {processes} process(es), and there are "
-                f"{own} now: pass --allow-changes to continue from about the same place in the "
-                "epoch, with other batches"
+                f"{own} now: pass --allow-changes (in Python: allow_changes=True) to continue from "
+                "about the same place in the epoch, with other batches"
             )
         counters = self.counters
         counters.batch = counters.batch * processes // own

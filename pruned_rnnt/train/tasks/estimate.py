@@ -6,6 +6,7 @@ Everything is measured on a model of its own, in a temporary folder, so that no 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import tempfile
 import time
@@ -256,9 +257,8 @@ class _Measurement:
 
     def _groups(self) -> Iterator[list[Any]]:
         """The batches of steps, of as many epochs as are needed."""
-        epoch = 0
-        while True:
-            loader = self.trials.task.train_loader()
+        loader = self.trials.task.train_loader()
+        for epoch in itertools.count():
             loader.set_epoch(epoch)
             groups = BatchGroups(loader, self.config.accumulate, Ranks())
             begun = time.perf_counter()
@@ -266,7 +266,6 @@ class _Measurement:
                 if place == 0:
                     self.epoch_waits.append(time.perf_counter() - begun)
                 yield batches
-            epoch += 1
 
     def _step(self, batches: list[Any], index: int) -> None:
         """A step, with the averages of the parameters."""
