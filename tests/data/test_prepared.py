@@ -18,6 +18,7 @@ from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.manifest_items import text_lines
 from pruned_rnnt.data.input.prepared_folder import (
     PathPrefix,
     PreparedFolder,
@@ -92,6 +93,8 @@ def test_error_names_damaged_manifest(tmp_path: Path, lazy: bool) -> None:
     for content, message in (
         (whole[: len(whole) // 2], r"train_cuts\.jsonl\.gz is damaged after line \d+"),
         (gzip.compress(b"".join(lines[:3])[:-9]), r"train_cuts\.jsonl\.gz:3 is not a valid line"),
+        # Beyond the first block that a decoder of text would read.
+        (gzip.compress(b"\n" * 9000 + b"\xe9\n"), r"jsonl\.gz:9001 is not UTF-8: save the file"),
     ):
         manifest.write_bytes(content)
         with pytest.raises(ValueError, match=message):
@@ -99,6 +102,12 @@ def test_error_names_damaged_manifest(tmp_path: Path, lazy: bool) -> None:
         data = DataModule(DataConfig(path=str(folder), num_workers=0, lazy=lazy))
         with pytest.raises(ValueError, match=message):
             data.train_loader()
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text("{}\n\n{}\n", encoding="utf-8-sig")
+    assert list(text_lines(path)) == [(1, "{}\n"), (3, "{}\n")]
 
 
 def test_a_failed_build_leaves_the_old_folder(tmp_path: Path) -> None:

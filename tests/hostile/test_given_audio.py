@@ -144,6 +144,25 @@ def test_audio_of_no_output_frame_has_no_text(
         assert bool(capsys.readouterr().out.strip()) is has_text
 
 
+@pytest.mark.parametrize("tag_bytes", [0, 35, 5000])
+def test_an_mp3_file_without_its_length_is_not_truncated(
+    recogniser: Recogniser, tmp_path: Path, tag_bytes: int
+) -> None:
+    """libsndfile takes the bytes of tags for audio."""
+    path = tmp_path / "a.mp3"
+    options = {"bitrate_mode": "CONSTANT", "compression_level": 0.5}
+    soundfile.write(path, SOUND_S, 16000, **options)
+    written = path.read_bytes()
+    # 80,000 bits a second, of frames of 576 samples: the first one has the length.
+    first, others = written[:360], written[360:]
+    assert b"Info" in first
+    assert others[:2] == first[:2]
+    size = bytes((tag_bytes >> 7 * i) & 127 for i in (3, 2, 1, 0))
+    path.write_bytes(b"ID3\x04\0\0" + size + bytes(tag_bytes) + others)
+    assert soundfile.info(path).frames >= 576 * (len(others) // 360)
+    assert recogniser.transcribe(path).warning == ""
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_truncated_files_are_described(
     recogniser: Recogniser, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture

@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.file_headers import describe_truncation
+from pruned_rnnt.data.audio.file_headers import describe_truncation, mp3_states_its_length
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
 
 logger = logging.getLogger(__name__)
@@ -115,10 +115,11 @@ class _SoundFile:
         self._path = path
         self._read = 0
         self.sampling_rate = int(file.samplerate)
+        self._is_mp3 = file.format in ("MP3", "MPEG")
 
     def blocks(self, size: int) -> Iterator[FloatArray]:
         while True:
-            with without_decoder_messages(self._file.format in ("MP3", "MPEG")):
+            with without_decoder_messages(self._is_mp3):
                 block_SC = self._file.read(size, dtype="float32", always_2d=True)
             if not len(block_SC):
                 return
@@ -127,7 +128,8 @@ class _SoundFile:
 
     def truncation(self) -> str:
         stated = int(self._file.frames)
-        if self._read < stated < _UNKNOWN_FRAMES:
+        is_estimate = self._is_mp3 and not mp3_states_its_length(self._path)
+        if self._read < stated < _UNKNOWN_FRAMES and not is_estimate:
             return f"it has {self._read:,} of {stated:,} samples"
         return describe_truncation(self._path)
 

@@ -170,15 +170,19 @@ def spread_lines(manifests: Sequence[Path], most: int) -> list[ManifestLine]:
 def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yields (number, line) for the lines of a file, gzipped or not, that are not blank.
 
-    Raises ValueError naming the last good line if the file is damaged.
+    Raises ValueError naming the last good line if the file is damaged, or the first line that is
+    not UTF-8.
     """
     number = 0
     try:
-        with open_best(path) as lines:
+        with open_best(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    yield number, line
-    except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                if text.strip():
+                    yield number, text
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}:{number} is not UTF-8: save the file as UTF-8") from error
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged after line {number}: {last_line(error)}") from error
 
 
