@@ -9,9 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from lhotse import Recording, SupervisionSegment
+from lhotse import MonoCut, Recording, RecordingSet, SupervisionSegment, SupervisionSet
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.own_corpus import DuplicateIdMarker
@@ -231,6 +232,29 @@ def test_kaldi_files_of_other_encodings_and_bad_segments(tmp_path: Path, wav: Pa
     assert [cut.id for cut in PreparedFolder(tmp_path / "out").cuts("train")] == ["u1", "u6"]
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("wav.scp", "r1 a.wav", "r1 b.wav"),
+        ("segments", "u1 r1 0 1", "u1 r1 1 2"),
+        ("utt2spk", "u1 anna", "u1 ben"),
+        ("utt2lang", "u1 de", "u1 fr"),
+    ],
+)
+def test_kaldi_key_with_two_values_is_an_error(
+    tmp_path: Path, name: str, first: str, second: str
+) -> None:
+    (tmp_path / "wav.scp").write_text("r1 a.wav\n")
+    (tmp_path / "text").write_text("u1 go\n")
+    (tmp_path / name).write_text(f"{first}\nother x 0 1\n{first}\n")
+    assert len(entries_of(tmp_path)) == 1
+    (tmp_path / name).write_text(f"{first}\nother x 0 1\n{second}\n")
+    key, value = second.split(maxsplit=1)
+    message = f"{tmp_path / name}:3: second line for '{key}' (first in line 1): '{value}' instead"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        entries_of(tmp_path)
+
+
 def test_a_command_runs_once_for_all_segments(tmp_path: Path, wav: Path) -> None:
     source, runs = tmp_path / "kaldi", tmp_path / "runs"
     source.mkdir()
@@ -257,6 +281,131 @@ def _cuts(wav: Path, names: list[str]) -> list[str]:
         ]
         lines.append(json.dumps(cut.to_dict()) + "\n")
     return lines
+
+
+def _write_cut(path: Path, recording: Recording, *supervisions: SupervisionSegment) -> None:
+    """Adds a cut of a whole recording to a manifest; its id is that of the first supervision."""
+    cut = recording.to_cut()
+    cut.id, cut.supervisions = supervisions[0].id, list(supervisions)
+    with path.open("a") as file:
+        file.write(json.dumps(cut.to_dict()) + "\n")
+
+
+def _prepared_cuts(source: Path, output: Path, *options: str) -> dict[str, MonoCut]:
+    assert prepare(source, output, "--dev-share", "0", "--test-share", "0", *options) == 0
+    return {cut_text(cut): cut for cut in PreparedFolder(output).cuts("train")}
+
+
+@pytest.mark.parametrize("given", ["cut", "one", "pair"])
+@pytest.mark.parametrize("wanted", ["0", "1"])
+def test_a_supervision_is_read_from_its_own_channel(
+    tmp_path: Path, given: str, wanted: str
+) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "st.wav", channels=3), "st")
+    named = {"left": 0, "right": 1, "both": [0, 1], "third": 2}
+    supervisions = [
+        SupervisionSegment(text, "st", 0.0, 0.5, channel, text) for text, channel in named.items()
+    ]
+    source, options = tmp_path / "source.jsonl", ("--channel", wanted)
+    if given == "pair":
+        RecordingSet.from_recordings([recording]).to_file(source)
+        SupervisionSet.from_segments(supervisions).to_file(tmp_path / "s.jsonl")
+        options += ("--supervisions", str(tmp_path / "s.jsonl"))
+    elif given == "cut":
+        _write_cut(source, recording, *supervisions)
+    else:
+        for supervision in supervisions:
+            _write_cut(source, recording, supervision)
+    cuts = _prepared_cuts(source, tmp_path / "out", *options)
+    channels = {text: (cut.channel, cut.supervisions[0].channel) for text, cut in cuts.items()}
+    own = {"left": 0, "right": 1, "both": int(wanted), "third": 2}
+    assert channels == {text: (channel, channel) for text, channel in own.items()}
+
+
+def test_a_supervision_in_no_channel_of_its_cut_is_left_out(tmp_path: Path) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "st.wav", channels=2), "st")
+    source = tmp_path / "cuts.jsonl"
+    for text, channel in (("go", 1), ("stop", 5)):
+        _write_cut(source, recording, SupervisionSegment(text, "st", 0.0, 0.5, channel, text))
+    assert list(_prepared_cuts(source, tmp_path / "out")) == ["go"]
+    reason = "cut without the channel of its supervision"
+    assert reasons(tmp_path / "out") == [("cuts.jsonl:2", reason, "channels [5] of [0, 1]")]
+
+
+# Start, duration, and the reason why it is left out, for a recording of 0.6 s.
+_PLACES = {
+    "inside": (0.1, 0.4, ""),
+    "a little longer": (0.1, 0.54, ""),
+    "after": (8.0, 1.0, "supervision lies outside its {kind}"),
+    "before": (-2.0, 1.0, "supervision lies outside its {kind}"),
+    "much longer": (0.1, 1.5, "supervision lies outside its {kind}"),
+    "empty": (0.2, 0.0, "supervision has no samples of its {kind}"),
+    "at the end": (0.6, 0.03, "supervision has no samples of its {kind}"),
+}
+
+
+@pytest.mark.parametrize("given", ["cut", "one", "pair"])
+def test_a_supervision_outside_its_recording_is_left_out(tmp_path: Path, given: str) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "a.wav"), "a")
+    supervisions = [
+        SupervisionSegment(f"s{i}", "a", start, duration, text=text)
+        for i, (text, (start, duration, _)) in enumerate(_PLACES.items())
+    ]
+    source, options = tmp_path / "source.jsonl", ()
+    if given == "pair":
+        RecordingSet.from_recordings([recording]).to_file(source)
+        SupervisionSet.from_segments(supervisions).to_file(tmp_path / "s.jsonl")
+        options = ("--supervisions", str(tmp_path / "s.jsonl"))
+    elif given == "cut":
+        _write_cut(source, recording, *supervisions)
+    else:
+        for supervision in supervisions:
+            _write_cut(source, recording, supervision)
+    cuts = _prepared_cuts(source, tmp_path / "out", *options)
+    parts = {text: (cut.start, cut.duration) for text, cut in cuts.items()}
+    assert parts == {"inside": (0.1, 0.4), "a little longer": (0.1, 0.5)}
+    file, kind = ("s.jsonl", "recording") if given == "pair" else ("source.jsonl", "cut")
+    assert reasons(tmp_path / "out") == [
+        (
+            f"{file}:{1 if given == 'cut' else i}",
+            reason.format(kind=kind),
+            f"{start} + {duration} s of 0.6 s",
+        )
+        for i, (start, duration, reason) in enumerate(_PLACES.values(), 1)
+        if reason
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "part"),
+    [
+        ((0.2, 0.3), (0.2, 0.3)),
+        ((0.0, 0.5), (0.0, 0.5)),
+        ((0.0, 0.6), (0.0, 0.6)),
+        ((0.005, 0.592), (0.0, 0.6)),
+        ((-0.01, 0.65), (0.0, 0.6)),
+    ],
+)
+def test_a_cut_is_trimmed_to_its_only_supervision(
+    tmp_path: Path, place: tuple[float, float], part: tuple[float, float]
+) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "a.wav"), "a")
+    source = tmp_path / "cuts.jsonl"
+    _write_cut(source, recording, SupervisionSegment("s", "a", *place, text="go"))
+    cut = _prepared_cuts(source, tmp_path / "out")["go"]
+    assert (cut.id, cut.start, cut.duration) == ("s", *part)
+
+
+def test_a_mix_of_recordings_is_left_out(tmp_path: Path, wav: Path) -> None:
+    source = tmp_path / "cuts.jsonl"
+    source.write_text("".join(_cuts(wav, ["a"])))
+    mixed = Recording.from_file(wav).to_cut().pad(duration=2.0)
+    with source.open("a") as file:
+        file.write(json.dumps(mixed.to_dict()) + "\n")
+    assert list(_prepared_cuts(source, tmp_path / "out")) == ["go"]
+    assert reasons(tmp_path / "out") == [
+        ("cuts.jsonl:2", "cut is not a part of one recording", "MixedCut")
+    ]
 
 
 @pytest.mark.parametrize(

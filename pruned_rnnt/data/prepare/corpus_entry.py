@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lhotse import MonoCut, SupervisionSegment
-from lhotse.utils import fastcopy
+from lhotse.utils import fastcopy, to_list
 
 from pruned_rnnt.data.audio.audio_file import HIGHEST_RATE
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording
@@ -54,7 +54,10 @@ class CorpusEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class UtteranceLimits:
-    """Bounds on the duration in seconds, and the channel to use of several."""
+    """Bounds on the duration in seconds, and the channel to use of several.
+
+    A lhotse supervision in one channel is read from that channel.
+    """
 
     min_duration: float = 0.1
     max_duration: float = LONGEST_SECONDS
@@ -127,8 +130,7 @@ def cut_of_entry(
 def _with_text(entry: CorpusEntry, text: str, limits: UtteranceLimits, language: str) -> MonoCut:
     cut = entry.cut
     if not isinstance(cut, MonoCut):
-        channel = limits.channel if limits.channel in cut.channel else cut.channel[0]
-        cut = cut.to_mono()[cut.channel.index(channel)]
+        cut = cut.to_mono()[cut.channel.index(_channel(cut, limits.channel))]
     if not cut.has_recording:
         raise UnusableUtterance("cut without a recording")
     if text == cut_text(cut) and language == cut_language(cut):
@@ -136,3 +138,18 @@ def _with_text(entry: CorpusEntry, text: str, limits: UtteranceLimits, language:
     first = min(cut.supervisions, key=lambda s: s.start)
     whole = fastcopy(first, text=text, start=0.0, duration=cut.duration, language=language or None)
     return fastcopy(cut, supervisions=[whole])
+
+
+def _channel(cut: Any, wanted: int) -> int:
+    """The channel to use of a cut with several: that of its supervision; of several, `wanted`.
+
+    Raises UnusableUtterance if the cut does not have the channel of its supervision.
+    """
+    spoken = to_list(cut.supervisions[0].channel if cut.supervisions else cut.channel)
+    channels = [channel for channel in spoken if channel in cut.channel]
+    if not channels:
+        raise UnusableUtterance(
+            "cut without the channel of its supervision",
+            f"channels {spoken} of {cut.channel}",
+        )
+    return wanted if wanted in channels else channels[0]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lhotse import MonoCut, MultiCut
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.input.manifest_items import manifest_items, text_lines
@@ -21,6 +22,10 @@ from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.table_source import COLUMNS, split_of_path
 
 _NEMO_PATH = "audio_filepath"
+# Seconds by which a supervision may begin before its recording or end after it, as a segment may.
+_MOST_OUTSIDE = 0.05
+# A part of a cut that leaves out at most so many seconds is the whole cut.
+_MOST_LEFT_OUT = 0.01
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,8 @@ class KaldiSource:
     audio_folder: base of relative paths in wav.scp that do not exist in the working directory; by
         default `folder`.
 
-    Raises ValueError naming the first command if commands are not allowed.
+    Raises ValueError naming the first command if commands are not allowed, or the second line for
+    a key of wav.scp, segments, utt2spk or utt2lang if the two differ.
     """
 
     folder: Path
@@ -42,9 +48,9 @@ class KaldiSource:
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         audio = self._audio()
-        speakers = {key: value for _, key, value in self._optional("utt2spk")}
-        languages = {key: value for _, key, value in self._optional("utt2lang")}
-        segments = {key: (line, value) for line, key, value in self._optional("segments")}
+        speakers = self._optional("utt2spk")
+        languages = self._optional("utt2lang")
+        segments = self._optional("segments")
         for line, name, text in _kaldi_lines(self.folder / "text"):
             origin = f"{self.folder / 'text'}:{line}"
             recording, start, end, problem, details = name, 0.0, None, "", ""
@@ -59,7 +65,7 @@ class KaldiSource:
                 problem, details = "not in wav.scp", recording
             elif "\ufffd" in text:
                 problem = problem or "text is not UTF-8"
-            command = audio.get(recording, "")
+            _, command = audio.get(recording, (0, ""))
             if command and not command.endswith("|"):
                 command = str(_resolve_path(self.audio_folder or self.folder, command))
             yield CorpusEntry(
@@ -68,19 +74,19 @@ class KaldiSource:
                 audio=command,
                 is_command=command.endswith("|"),
                 text=text,
-                speaker=speakers.get(name, ""),
-                language=languages.get(name, ""),
+                speaker=speakers.get(name, (0, ""))[1],
+                language=languages.get(name, (0, ""))[1],
                 start=start,
                 duration=None if end is None else round(end - start, 8),
                 problem=problem,
                 details=details,
             )
 
-    def _audio(self) -> dict[str, str]:
-        """The file or command of each recording."""
+    def _audio(self) -> dict[str, tuple[int, str]]:
+        """The line and the file or command of each recording."""
         path = self.folder / "wav.scp"
-        lines = list(_kaldi_lines(path))
-        commands = [(line, value) for line, _, value in lines if value.endswith("|")]
+        audio = _kaldi_table(path)
+        commands = [(line, value) for line, value in audio.values() if value.endswith("|")]
         if commands and not self.allow_commands:
             line, first = commands[0]
             count = "1 command" if len(commands) == 1 else f"{len(commands):,} commands"
@@ -88,11 +94,24 @@ class KaldiSource:
                 f"{path} has {count} that a shell would run, the first in line {line}: "
                 f"{first[:100]!r}. If you trust all of them, pass --allow-commands"
             )
-        return {key: value for _, key, value in lines}
+        return audio
 
-    def _optional(self, name: str) -> Iterator[tuple[int, str, str]]:
+    def _optional(self, name: str) -> dict[str, tuple[int, str]]:
         path = self.folder / name
-        return _kaldi_lines(path) if path.is_file() else iter(())
+        return _kaldi_table(path) if path.is_file() else {}
+
+
+def _kaldi_table(path: Path) -> dict[str, tuple[int, str]]:
+    """The line number and the value of each key; a line may occur twice, but not a key."""
+    table: dict[str, tuple[int, str]] = {}
+    for number, key, value in _kaldi_lines(path):
+        first, known = table.setdefault(key, (number, value))
+        if value != known:
+            raise ValueError(
+                f"{path}:{number}: second line for {key[:100]!r} (first in line {first}): "
+                f"{value[:100]!r} instead of {known[:100]!r}. Remove one of the two lines"
+            )
+    return table
 
 
 def _kaldi_lines(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -240,8 +259,16 @@ def paired_entries(
         recording = by_id.get(supervision.recording_id)
         if recording is None:
             yield CorpusEntry(id=supervision.id, origin=origin, problem="recording is not listed")
+        elif problem := _supervision_problem(supervision, recording, "recording"):
+            yield CorpusEntry(
+                id=supervision.id,
+                origin=origin,
+                problem=problem,
+                details=_times(supervision, recording),
+            )
         else:
-            cut = _cut_of_supervision(recording, supervision)
+            whole = fastcopy(recording.to_cut(), id=supervision.id)
+            cut = _cut_of_supervision(whole, supervision.trim(recording.duration))
             yield _entry_of_cut(with_absolute_paths(cut, folder), origin)
 
 
@@ -251,12 +278,30 @@ def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[CorpusEntry
             f"{origin} is a {type(cut).__name__}: needs cuts, or recordings with --supervisions"
         )
     cut = with_absolute_paths(cut, folder)
-    if len(cut.supervisions) < 2:
+    if not isinstance(cut, MonoCut | MultiCut):
+        problem = "cut is not a part of one recording"
+        yield CorpusEntry(id=cut.id, origin=origin, problem=problem, details=type(cut).__name__)
+        return
+    if not cut.supervisions or not cut.has_recording:
         yield _entry_of_cut(cut, origin)
         return
-    # In a cut with several supervisions each one is an utterance.
-    for index, part in enumerate(cut.trim_to_supervisions(keep_overlapping=False)):
-        yield _entry_of_cut(fastcopy(part, id=f"{cut.id}-{index}"), origin)
+    several = len(cut.supervisions) > 1
+    for index, supervision in enumerate(cut.supervisions):
+        name = f"{cut.id}-{index}" if several else cut.id
+        if problem := _supervision_problem(supervision, cut, "cut"):
+            details = _times(supervision, cut)
+            yield CorpusEntry(id=name, origin=origin, problem=problem, details=details)
+            continue
+        # trim() rounds the duration.
+        if supervision.start < 0 or supervision.end > cut.duration:
+            supervision = supervision.trim(cut.duration)
+        if several:
+            # Each one is an utterance, in its own channel.
+            alone = fastcopy(cut, supervisions=[supervision])
+            (part,) = alone.trim_to_supervisions(keep_overlapping=False)
+        else:
+            part = _cut_of_supervision(cut, supervision)
+        yield _entry_of_cut(fastcopy(part, id=name), origin)
 
 
 def with_absolute_paths(cut: Any, folder: Path) -> Any:
@@ -289,9 +334,28 @@ def _entry_of_cut(cut: Any, origin: str) -> CorpusEntry:
     )
 
 
-def _cut_of_supervision(recording: Any, supervision: Any) -> Any:
-    inside = supervision.trim(recording.duration)
-    cut = fastcopy(recording.to_cut(), id=supervision.id, supervisions=[inside])
-    if inside.start > 0 or inside.duration < recording.duration - 0.01:
-        cut = cut.truncate(offset=inside.start, duration=inside.duration, preserve_id=True)
-    return cut
+def _supervision_problem(supervision: Any, whole: Any, kind: str) -> str:
+    """Why the supervision does not select a part of `whole`, a cut or a recording; "" if it does.
+
+    kind: the word for `whole`.
+    """
+    inside = supervision.trim(whole.duration)
+    if inside.duration < supervision.duration - _MOST_OUTSIDE:
+        return f"supervision lies outside its {kind}"
+    if inside.duration * whole.sampling_rate < 1:
+        return f"supervision has no samples of its {kind}"
+    return ""
+
+
+def _times(supervision: Any, whole: Any) -> str:
+    return f"{supervision.start} + {supervision.duration} s of {whole.duration} s"
+
+
+def _cut_of_supervision(cut: Any, supervision: Any) -> Any:
+    """The part of the cut that the supervision, which is inside, covers; with the cut's id."""
+    part = fastcopy(cut, supervisions=[supervision])
+    if supervision.duration < cut.duration - _MOST_LEFT_OUT:
+        part = part.truncate(
+            offset=supervision.start, duration=supervision.duration, preserve_id=True
+        )
+    return part
