@@ -17,8 +17,13 @@ _DELAY_SECONDS = 0.3
 _MOST_CHUNK_SECONDS, _MOST_LEFT_SECONDS = 60.0, 600.0
 
 
-def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
+def stream_sizes(
+    model: SpeechModel, chunk: int, left: int, names: tuple[str, str] = ("--chunk", "--left")
+) -> tuple[int, int]:
     """Encoder frames of a chunk and of its left context; 0 for those of training.
+
+    Args:
+        names: of both in errors, as the user has set them.
 
     Raises:
         ExportError: the model is not causal or normalises its features in whole utterances, its
@@ -39,8 +44,8 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
     trained_chunk, trained_left = config.stream_sizes
     chunk, left = chunk or trained_chunk, left or trained_left
     frame = frame_seconds(model.encoder)
-    limits = ("--chunk", chunk, 1, _MOST_CHUNK_SECONDS), ("--left", left, 0, _MOST_LEFT_SECONDS)
-    for name, size, least, seconds in limits:
+    limits = (chunk, 1, _MOST_CHUNK_SECONDS), (left, 0, _MOST_LEFT_SECONDS)
+    for name, (size, least, seconds) in zip(names, limits, strict=True):
         most = round(seconds / frame)
         is_whole = isinstance(size, numbers.Integral) and not isinstance(size, bool)
         if not is_whole or not least <= size <= most:
@@ -50,7 +55,7 @@ def stream_sizes(model: SpeechModel, chunk: int, left: int) -> tuple[int, int]:
             )
     if isinstance(config, ZipformerConfig):
         step = config.common_rate // OUTPUT_RATE
-        for name, size in (("--chunk", chunk), ("--left", left)):
+        for name, size in zip(names, (chunk, left), strict=True):
             if size % step:
                 raise ExportError(
                     f"{name} is {size}, this Zipformer needs a multiple of {step} frames (40 ms)"

@@ -6,6 +6,7 @@ Only runs need lhotse, whose import takes long.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,10 @@ def load(
     segments: SegmentConfig | None = None,
 ) -> AudioRecogniser:
     """The implementation of `pruned_rnnt.load`, which describes arguments and errors."""
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(
+            f"path is {path!r}, needs the path of a run or a model, or owner/name of a repository"
+        )
     _check_settings(settings)
     if not isinstance(segments, SegmentConfig | None):
         raise UsageError(f"segments is {segments!r}, needs a SegmentConfig")
@@ -59,7 +64,7 @@ def load(
 
 def _check_settings(settings: Sequence[str]) -> None:
     if isinstance(settings, str) or not isinstance(settings, Sequence):
-        raise UsageError(f"settings is {settings!r}, needs a list such as ['decode.beam=8']")
+        raise UsageError(f"settings is {settings!r}, needs a list such as ['decode.beam_size=8']")
     for item in settings:
         if not isinstance(item, str) or not item.startswith("decode."):
             raise UsageError(

@@ -70,15 +70,17 @@ def make_report(
 
     Raises:
         ConfigError: a folder is no run, or a setting is wrong.
-        UsageError: a pattern matches no result, or a number is negative.
+        UsageError: a pattern matches no result, a number is negative, or the folder of data.path in
+            overrides does not exist.
     """
     options = options or ReportOptions()
     run = read_run(folder, overrides, options.result)
+    moved = _given_data(run, overrides)
     other = None
     if other_folder is not None:
         other = read_run(other_folder, pattern=options.other_result)
     chosen = run.newest_results() if other is None else run.results_to_compare(other.results)
-    scored = {name: _score(run, result) for name, result in chosen.items()}
+    scored = {name: _score(run, result, moved=moved) for name, result in chosen.items()}
     second = {} if other is None else _score_other(other, scored)
     names = _names(run, other, scored, second)
     comparisons = {name: compare(scored[name], second[name]) for name in scored.keys() & second}
@@ -97,6 +99,23 @@ def make_report(
         written=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
     return Report(html=render_page(page), hints=hints)
+
+
+def _given_data(run: ReportRun, overrides: Sequence[str]) -> str:
+    """The data folder that the user gave; empty if none.
+
+    Raises:
+        UsageError: it does not exist.
+    """
+    if run.config is None or not any(each.startswith("data.path=") for each in overrides):
+        return ""
+    path = run.config.data.path
+    if not Path(path).is_dir():
+        raise UsageError(
+            f"data.path is {path}, which is no folder: needs the prepared folder to which the data "
+            "were moved"
+        )
+    return path
 
 
 def _score_other(other: ReportRun, scored: dict[str, ScoredSet]) -> dict[str, ScoredSet]:
@@ -134,12 +153,20 @@ def _names(
     return (names[0], names[1] if names[1] != names[0] else f"{names[1]} (again)")
 
 
-def _score(run: ReportRun, result: ResultFile, details: CutDetails | None = None) -> ScoredSet:
+def _score(
+    run: ReportRun, result: ResultFile, details: CutDetails | None = None, *, moved: str = ""
+) -> ScoredSet:
+    """Score a result.
+
+    Args:
+        details: of its utterances, if they have been read.
+        moved: read instead of the folder of other data that was decoded, if that is gone.
+    """
     decoded, damaged = result.read()
     if details is None and run.config is not None:
         names = [each.transcript.id for each in decoded]
         data = run.config.data
-        if result.data_path:
+        if result.data_path and not (moved and not Path(result.data_path).is_dir()):
             data = dataclasses.replace(data, path=result.data_path)
         details = read_cut_details(data, result.split, names)
     scored = score_result(result, details or CutDetails(), decoded)

@@ -16,7 +16,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.features import FBANK, SAMPLING_RATE, FeatureKind
+from pruned_rnnt.data.audio.features import FBANK, FEATURE_DIM, SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.calibration import Calibration
@@ -119,6 +119,9 @@ class AudioRecogniser(ABC):
 
         Returns:
             The streams that had one; none if all wait for more audio.
+
+        Raises:
+            ValueError: streams is no list of streams.
         """
         return step(streams)
 
@@ -202,6 +205,10 @@ class AudioRecogniser(ABC):
         Yields:
             The transcription of each recording, in order, or the error for which it has none:
             those of `transcribe`, and MemoryError or RuntimeError if the memory was too small.
+
+        Raises:
+            ValueError: audio is a path.
+            Exception: that of the iterator `audio`, after the results of all taken before it.
         """
         if isinstance(audio, str | Path):
             raise ValueError(f"audio is {str(audio)!r}, needs a list of recordings: [{audio!r}]")
@@ -256,7 +263,17 @@ class AudioRecogniser(ABC):
             with_words=with_words,
             lost_speech=self._segments.lost_speech,
         )
-        for reader, parts in recordings:
+        source = iter(recordings)
+        failure: Exception | None = None
+        while True:
+            try:
+                taken = next(source, None)
+            except Exception as error:  # of the caller's iterator: what came before it is decoded
+                failure = error
+                break
+            if taken is None:
+                break
+            reader, parts = taken
             recording = batches.start(
                 JoinedPath(
                     self.tokenizer,
@@ -279,17 +296,25 @@ class AudioRecogniser(ABC):
             yield from transcriptions(batches.done(), self.tokenizer)
         batches.finish()
         yield from transcriptions(batches.done(), self.tokenizer)
+        if failure is not None:
+            raise failure
 
     def transcribe_features(self, features_TF: Tensor | FloatArray) -> Transcription:
         """Transcribe log-mel features (T, F) of floats.
 
         Raises:
             ValueError: the detector is `silero`, or model.encoder.features is not `fbank`, which
-                need samples.
+                need samples; or the features have another shape or type, or NaN or infinite values.
         """
         if self._segments.detector == "silero":
             raise ValueError("the detector silero needs samples: call transcribe, or use energy")
-        (found,) = self.transcribe_each([torch.as_tensor(features_TF)])
+        features_TF = torch.as_tensor(features_TF)
+        if features_TF.ndim != 2:
+            raise ValueError(
+                f"features_TF has the shape {tuple(features_TF.shape)}, needs (T, {FEATURE_DIM}) "
+                "log-mel features of one recording: for samples (S,), call transcribe"
+            )
+        (found,) = self.transcribe_each([features_TF])
         if isinstance(found, Exception):
             raise found
         return found

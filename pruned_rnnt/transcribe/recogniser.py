@@ -105,7 +105,8 @@ class Recogniser(AudioRecogniser):
             )
         # A chunk of -1, for whole recordings, is none of a stream.
         chosen = self._decode
-        sizes = stream_sizes(self.model, chunk or max(chosen.chunk, 0), left or chosen.left)
+        names = "chunk" if chunk else "decode.chunk", "left" if left else "decode.left"
+        sizes = stream_sizes(self.model, chunk or max(chosen.chunk, 0), left or chosen.left, names)
         if sizes not in self._stream_groups:
             search = build_stream_search(
                 self.model, self._decode, self.tokenizer, self._language_model

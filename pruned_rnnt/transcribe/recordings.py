@@ -220,6 +220,9 @@ def read_ahead(
     Args:
         recordings: what a thread iterates over; taken as late as possible.
         recordings_ahead: how many are being read or wait to be used.
+
+    Raises:
+        Exception: that of taking the next recording, after those that were taken before it.
     """
     stop = Event()
     waiting: deque[tuple[_Recording, _Reading[Any]]] = deque()
@@ -231,15 +234,22 @@ def read_ahead(
     for worker in workers:
         worker.start()
     source = iter(recordings)
+    failure: Exception | None = None
     try:
         while True:
-            for recording in islice(source, recordings_ahead - len(waiting)):
-                reading: _Reading[Any] = _Reading(recording, stop)
-                tasks.put(reading)
-                waiting.append((recording, reading))
-            if not waiting:
+            try:
+                for recording in islice(source, recordings_ahead - len(waiting)):
+                    reading: _Reading[Any] = _Reading(recording, stop)
+                    tasks.put(reading)
+                    waiting.append((recording, reading))
+            except Exception as error:
+                failure, source = error, iter(())
+            if waiting:
+                yield waiting.popleft()
+            elif failure is not None:
+                raise failure
+            else:
                 return
-            yield waiting.popleft()
     finally:
         stop.set()
         for _ in workers:

@@ -143,7 +143,7 @@ class Stream:
         """Append silence in place of audio that was lost, so that later times stay right.
 
         Raises:
-            ValueError: the stream has ended, or seconds is negative or above 60.
+            ValueError: the stream has ended, or seconds is no number, negative or above 60.
         """
         self._check_open()
         self.audio.gap(seconds)

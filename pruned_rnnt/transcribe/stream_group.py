@@ -104,7 +104,18 @@ def step(streams: Iterable[Stream]) -> list[Stream]:
 
     Returns:
         The streams that had one; none if all wait for more audio.
+
+    Raises:
+        ValueError: streams is no list of streams.
     """
+    if not isinstance(streams, Iterable):
+        raise ValueError(f"streams is {streams!r}, needs a list of streams: step([stream])")
+    streams = list(streams)
+    for stream in streams:
+        if not isinstance(stream, Stream):
+            raise ValueError(
+                f"streams has {stream!r}, needs streams that recogniser.stream() returned"
+            )
     groups: dict[Callable[[list[Stream]], list[Stream]], list[Stream]] = {}
     for stream in dict.fromkeys(streams):
         groups.setdefault(stream.slot.step, []).append(stream)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, seconds_in_header
 from pruned_rnnt.decode.word_times import ctm_name
+from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.usage_errors import UsageError
@@ -68,8 +69,11 @@ def start_live(recogniser: AudioRecogniser, options: argparse.Namespace) -> Stre
 
     Raises:
         UsageError: the model cannot stream.
+        ExportError: it cannot have such chunks.
     """
     endpoints = _endpoints(options)
+    if recogniser.model is not None and (options.chunk or options.left):
+        stream_sizes(recogniser.model, options.chunk, options.left)  # errors name the options
     return recogniser.stream(chunk=options.chunk, left=options.left, endpoints=endpoints)
 
 

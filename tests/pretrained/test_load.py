@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -235,7 +236,7 @@ def test_onnx_files_of_other_exports_and_damaged_ones_are_errors(
         ({"settings": [3]}, r"settings has 3, needs decode\.key=value"),
         (
             {"settings": "decode.beam=4"},
-            r"settings is 'decode\.beam=4', needs a list",
+            r"settings is 'decode\.beam=4', needs a list such as \['decode\.beam_size=8'\]",
         ),
         ({"settings": None}, "settings is None, needs a list"),
         ({"device": "gpu"}, "device is 'gpu', needs cpu, cuda"),
@@ -252,6 +253,24 @@ def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         pruned_rnnt.load(save_file(tmp_path, model, tokenizer), **arguments)
+
+
+def test_a_path_of_another_type_is_named() -> None:
+    with pytest.raises(ValueError, match="path is None, needs the path of a run or a model"):
+        pruned_rnnt.load(None)  # type: ignore[arg-type]
+
+
+def test_settings_in_an_error_exist(
+    model: SpeechModel, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    path = save_file(tmp_path, model, tokenizer)
+    with pytest.raises(ValueError, match="needs a list such as") as error:
+        pruned_rnnt.load(path, settings="decode.beam_size=8")
+    (advice,) = re.findall(r"needs a list such as \['(.*)'\]", str(error.value))
+    settings = ["decode.method=modified_beam", advice]
+    assert isinstance(pruned_rnnt.load(path, settings=settings), Recogniser)
+    with pytest.raises(ValueError, match=r"decode\.beam_size is 8 and decode\.num_best is 9"):
+        pruned_rnnt.load(path, settings=[*settings, "decode.num_best=9"])
 
 
 @pytest.mark.slow
@@ -323,6 +342,11 @@ def test_features_are_checked(model: SpeechModel, tokenizer: Tokenizer, tmp_path
     assert expected.text
     assert recogniser.transcribe_features(features_TF.double()) == expected
     assert recogniser.transcribe_features(features_TF.numpy()) == expected
+    for shape in ((16000,), (1, 200, 80), ()):
+        with pytest.raises(ValueError, match=r"features_TF has the shape .*, needs \(T, 80\)"):
+            recogniser.transcribe_features(torch.zeros(shape))
+    with pytest.raises(ValueError, match=r"holds features, \(T, 80\) of floats, but got"):
+        recogniser.transcribe_features(torch.zeros(200, 40))
     features_TF[5, 5] = math.nan
     with pytest.raises(ValueError, match="the features have NaN or infinite values"):
         recogniser.transcribe_features(features_TF)

@@ -85,11 +85,12 @@ def write_decoded(
     metric: str = "wer",
     audio: tuple[int, float] | None = None,
     languages: Sequence[str] = (),
+    data_path: str = "",
     **changes: Any,
 ) -> str:
     """The result files of a decoded set; returns their STEM.
 
-    audio: of every utterance. languages: of each.
+    audio: of every utterance. languages: of each. data_path: of data that are not the run's own.
     changes: of the inputs; `settings` adds to method and metric.
     """
     settings = {"method": label, "metric": metric, **changes.pop("settings", {})}
@@ -115,6 +116,7 @@ def write_decoded(
         code="0.2",
         metric=metric,
         inputs=inputs,
+        configuration={"data": {"path": data_path}},
     )
     lines = [hypothesis_line(each, audio) for each in transcripts]
     for line, language in zip(lines, languages, strict=False):

@@ -18,6 +18,7 @@ from pruned_rnnt.decode.scoring.error_rates import (
     count_errors,
 )
 from pruned_rnnt.report.report_command import make_report
+from pruned_rnnt.system.usage_errors import UsageError
 from tests.report import run_folders as runs
 
 
@@ -205,6 +206,34 @@ def test_data_that_are_gone(corpus: Path, tmp_path: Path) -> None:
     assert "Seconds" not in runs.table(gone, "set-0-utterances")
     found = runs.parse(make_report(run, overrides=[f"data.path={tmp_path / 'elsewhere'}"]).html)
     assert runs.table(found, "set-0-utterances") == runs.table(whole, "set-0-utterances")
+
+
+def test_other_data_that_were_moved(corpus: Path, tmp_path: Path) -> None:
+    calls = shutil.copytree(corpus, tmp_path / "calls")
+    run = runs.write_run(tmp_path / "run", corpus)
+    transcripts = [runs.transcript("test-0", "red", "blue")]
+    runs.write_decoded(run, transcripts, data="calls", own_data=False, data_path=str(calls))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    # The data that were decoded still exist.
+    kept = runs.parse(
+        make_report(run, options=runs.NO_MEDIA, overrides=[f"data.path={empty}"]).html
+    )
+    assert runs.table(kept, "set-0-utterances")["Seconds"][0] > 0
+    moved = calls.rename(tmp_path / "elsewhere")
+    gone = runs.parse(make_report(run, options=runs.NO_MEDIA).html)
+    assert "add data.path=DIR" in gone.find("p", class_="hint")[0].text
+    found = runs.parse(
+        make_report(run, options=runs.NO_MEDIA, overrides=[f"data.path={moved}"]).html
+    )
+    assert runs.table(found, "set-0-utterances") == runs.table(kept, "set-0-utterances")
+    assert "cannot be read" not in found.text
+
+
+def test_a_data_folder_that_does_not_exist_is_refused(run: Path, tmp_path: Path) -> None:
+    runs.write_decoded(run, [runs.transcript("test-0", "red", "blue")])
+    with pytest.raises(UsageError, match=r"data\.path is .*nowhere, which is no folder: needs"):
+        make_report(run, overrides=[f"data.path={tmp_path / 'nowhere'}"])
 
 
 def test_all_sets_are_shown(run: Path) -> None:

@@ -253,6 +253,36 @@ def test_an_error_is_raised_where_the_parts_are_used() -> None:
     assert found == [7, "damaged", 8]
 
 
+def test_an_error_of_the_source_comes_after_what_was_taken() -> None:
+    def source() -> Iterator[list[int]]:
+        yield from ([number] for number in range(6))
+        raise OSError("the list is damaged")
+
+    found: list[list[int]] = []
+    with pytest.raises(OSError, match="the list is damaged"):
+        found.extend(list(p) for _, p in read_ahead(source(), threads=2, recordings_ahead=4))
+    assert found == [[number] for number in range(6)]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_an_error_of_the_source_loses_no_results(model: Path, folder: Path, ahead: bool) -> None:
+    recogniser = load(model, settings=["decode.batch_seconds=3000"])
+    paths = sorted(folder.glob("[0-9].wav"))
+
+    def source() -> Iterator[Path]:
+        yield from paths
+        raise OSError("the list is damaged")
+
+    on_seconds = None if ahead else (lambda _: None)
+    found = []
+    with pytest.raises(OSError, match="the list is damaged"):
+        found.extend(recogniser.transcribe_each(source(), on_seconds=on_seconds))
+    expected = load(model).transcribe(paths)
+    assert [each.text for each in found if isinstance(each, Transcription)] == [
+        each.text for each in expected
+    ]
+
+
 def test_standard_error_survives_decoders_in_threads(capfd: pytest.CaptureFixture[str]) -> None:
     def decode() -> None:
         for _ in range(50):

@@ -328,13 +328,27 @@ def test_errors_name_what_a_stream_needs(tokenizer: Tokenizer) -> None:
         ({"chunk": True}, "chunk"),
         ({"left": -3}, "left"),
     ):
-        with pytest.raises(ExportError, match=f"--{name}.* needs a whole number of frames"):
+        with pytest.raises(ExportError, match=f"^{name} is .* needs a whole number of frames"):
             recogniser_of(tokenizer).stream(**sizes)  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match=r"^decode\.chunk is 9999999, needs"):
+        recogniser_of(tokenizer, decode=DecodeConfig(chunk=9999999)).stream()
     with pytest.raises(ValueError, match=r"endpoints is \{'pause': 1\}, needs an EndpointConfig"):
         recogniser_of(tokenizer).stream(endpoints={"pause": 1})  # type: ignore[arg-type]
     search = recogniser_of(tokenizer, decode=DecodeConfig(method="ctc_prefix_beam"), ctc_scale=0.2)
     with pytest.raises(ValueError, match=r"decode\.method is ctc_prefix_beam, which needs whole"):
         search.stream()
+    stream = recogniser_of(tokenizer).stream()
+    for streams, message in (
+        (stream, r"streams is <.*Stream .*>, needs a list of streams: step\(\[stream\]\)"),
+        (None, "streams is None, needs a list of streams"),
+        ([stream, None], "streams has None, needs streams"),
+        ([[stream]], r"streams has \[<.*Stream .*\], needs streams"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            recogniser_of(tokenizer).step(streams)  # type: ignore[arg-type]
+    for seconds in ("a", None):
+        with pytest.raises(ValueError, match=f"gap is {seconds!r}, needs a number of seconds"):
+            stream.gap(seconds)  # type: ignore[arg-type]
 
 
 def test_streams_have_the_chunks_of_the_decode_settings(tokenizer: Tokenizer) -> None:

@@ -279,6 +279,14 @@ def test_microphone_gives_the_text_of_standard_input(
     assert source.closed
 
 
+@pytest.mark.parametrize("option", ["--chunk", "--left"])
+def test_wrong_sizes_name_the_option(
+    model: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["transcribe", str(model), "-", option, "-3"]) == EXIT_FAILED
+    assert f"{option} is -3, needs a whole number of frames" in capsys.readouterr().err
+
+
 def test_missing_microphone_is_one_error(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -192,8 +192,12 @@ class LiveAudio:
         """Append silence in place of audio that was lost.
 
         Raises:
-            ValueError: seconds is negative or above 60.
+            ValueError: seconds is no number, negative or above 60.
         """
+        if not isinstance(seconds, numbers.Real):
+            raise ValueError(
+                f"gap is {seconds!r}, needs a number of seconds from 0 to {_LONGEST_GAP:.0f}"
+            )
         if not 0 <= seconds <= _LONGEST_GAP:
             raise ValueError(
                 f"gap is {seconds} s, needs 0 to {_LONGEST_GAP:.0f}: finish the stream and start "

@@ -131,7 +131,8 @@ def check_beam(beam_size: int, num_best: int) -> None:
     """Raise ValueError unless 1 <= num_best <= beam_size."""
     if beam_size < 1 or not 1 <= num_best <= beam_size:
         raise ValueError(
-            f"beam_size is {beam_size} and num_best is {num_best}, need 1 <= num_best <= beam_size"
+            f"decode.beam_size is {beam_size} and decode.num_best is {num_best}, need 1 <= "
+            "decode.num_best <= decode.beam_size"
         )
 
 
