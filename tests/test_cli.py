@@ -16,6 +16,7 @@ from rich.console import Console
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.licences.chain import Chain, Origin
 from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.checkpoint import CheckpointError
@@ -146,6 +147,29 @@ def test_inspect_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "WER" in shown
     assert "step-00000006.pt" in shown
     assert f"curves: pruned-rnnt report {run}" in " ".join(shown.split())
+
+
+def test_inspect_model_files(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a file without licences inside, those beside it are shown."""
+    checkpoint = run / "checkpoints/step-00000006.pt"
+    assert main(["inspect", str(checkpoint)]) == EXIT_USAGE
+    shown = capsys.readouterr().err
+    assert f"is a checkpoint, not a model file: pass the folder of its run, {run}" in shown
+    files = [tmp_path / name for name in ("model.nemo", "encoder.onnx", "pretrained.pt")]
+    for path in files:
+        path.write_bytes(b"\xff\x00")
+        assert main(["inspect", str(path)]) == EXIT_USAGE
+        shown = capsys.readouterr().err
+        assert f"{path} is a model file without licences.json beside it" in shown
+        assert "pass its folder" in shown
+    Chain(licence="CC-BY-4.0", origins=(Origin(kind="data", name="calls"),)).write(tmp_path)
+    for path in files:
+        assert main(["inspect", str(path)]) == 0
+        shown = capsys.readouterr().out
+        assert "licence CC-BY-4.0" in shown
+        assert "data calls" in shown
+    assert main(["inspect", str(files[0]), "--keys"]) == EXIT_USAGE
+    assert "is a model, and --keys is for a run or a config" in capsys.readouterr().err
 
 
 def test_inspect_config(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

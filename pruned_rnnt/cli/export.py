@@ -248,11 +248,11 @@ def _run_export(
         print(f"wrote {folder}; for icefall's scripts: --checkpoint {folder}/pretrained.pt")
         return True
     if options.format == "nemo":
-        archive = folder / "model.nemo"
-        folder.mkdir(parents=True, exist_ok=True)
-        archive.unlink(missing_ok=True)
-        export_model(model, tokenizer, archive)
-        print(f"wrote {archive}")
+        name = "model.nemo"
+        # Other archives stay: the folder of --output may hold those that models came from.
+        with appearing_together(folder) as unfinished:
+            export_model(model, tokenizer, unfinished / name)
+        print(f"wrote {folder / name}")
         return True
     with appearing_together(folder, replacing=["*.onnx"]) as unfinished:
         graphs = export_onnx(parts, unfinished, sizes, source, decode)

@@ -14,7 +14,7 @@ from typing import Any
 
 from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, FeatureKind
-from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -93,7 +93,8 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
     Args:
         path: the folder of a run, one of its checkpoints, a file or folder that `pruned-rnnt
             export --format torch` wrote, an icefall checkpoint, a `.nemo` archive, a folder of
-            transformers, or the name of a repository of the hub with one of these.
+            transformers or with one such archive, or the name of a repository of the hub with one
+            of these.
         config: which checkpoint of a run, and the tokens of an icefall checkpoint.
 
     Raises:
@@ -150,9 +151,14 @@ def _model_file(path: Path, file: Path, source: str) -> Source:
     is_zipformer = loaded.model.config.encoder.kind == "zipformer"
     training = load_config(ExperimentConfig, None, _ZIPFORMER_TRAINING if is_zipformer else ())
     features = loaded.model.config.encoder.features
-    filters = FilterConfig(subsampling_factor=loaded.model.encoder.subsampling_factor)
+    # Samples are no log-mel energies, which it masks.
+    spec_augment = SpecAugmentConfig(enabled=features != "samples")
     config = ExperimentConfig(
-        data=DataConfig(features="stored" if features == "fbank" else "waveform", filters=filters),
+        data=DataConfig(
+            features="stored" if features == "fbank" else "waveform",
+            filters=FilterConfig(subsampling_factor=loaded.model.encoder.subsampling_factor),
+            augmentation=AugmentationConfig(spec_augment=spec_augment),
+        ),
         model=loaded.model.config,
         loss=loaded.model.loss_config,
         optimiser=training.optimiser,
@@ -185,7 +191,8 @@ def _nemo(path: Path, source: str) -> Source:
     run = nemo.read_run(path, Path("exp/nemo"))
     weights = path if path.is_file() else path / WEIGHTS
     return Source(
-        name=path.resolve().stem,
+        # A file of the hub's cache is a link to one whose name is a digest.
+        name=path.stem if path.is_file() else path.resolve().stem,
         model=run.model,
         tokenizer=run.tokenizer,
         config=run.config,

@@ -259,7 +259,12 @@ def measure_ensemble(
 def _read(path: Path, settings: Sequence[str]) -> _Member:
     found = find_model(path)
     if found.kind != "run":
-        raise NoModelError(f"{path} is no run: `pruned-rnnt import` makes one of it")
+        advice = (
+            "name the run that it was exported from"
+            if found.kind in ("file", "onnx")
+            else "`pruned-rnnt import` makes one of it"
+        )
+        raise NoModelError(f"{path} is no run: {advice}")
     config = run_config(found.path, [*settings, *found.settings])
     # Only here: the new run has the device of its first member.
     loaded = load_model(replace(config, train=replace(config.train, device="cpu")))

@@ -5,7 +5,7 @@ run       a folder with config.yaml, or a checkpoint in one
 file      model.pt of `pruned-rnnt export --format torch`, or its folder
 onnx      a folder of `pruned-rnnt export --format onnx`
 icefall   a .pt file of icefall's Zipformer recipe with bpe.model or tokens.txt, or their folder
-nemo      a .nemo archive, or a folder of transformers with config.json
+nemo      a .nemo archive, a folder with one, or a folder of transformers with config.json
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from pruned_rnnt.export import model_file
+from pruned_rnnt.interop.nemo.files import CONFIG_JSON, WEIGHTS
 from pruned_rnnt.model.saved_file import read_outline
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.usage_errors import UsageError
@@ -100,14 +101,20 @@ def _in_folder(folder: Path, tokens: Path | None) -> FoundModel:
     if any(folder.glob("*.onnx")) and (folder / _settings_name()).is_file():
         return FoundModel(kind="onnx", path=folder)
     found = _icefall_checkpoint(folder)
-    if found is None and (folder / "config.json").is_file():
+    has_config = (folder / CONFIG_JSON).is_file()
+    # A repository of the hub may have a model in both formats, or a config.json beside an archive.
+    if found is None and not (has_config and (folder / WEIGHTS).is_file()):
+        archive = _only_archive(folder)
+        if archive is not None:
+            return FoundModel(kind="nemo", path=archive)
+    if found is None and has_config:
         return FoundModel(kind="nemo", path=folder)
     if found is None:
         raise NoModelError(
             f"no model in {folder}, which has {_names_in(folder)}. Needed: config.yaml (a run), "
             f"{model_file.FILE_NAME} (pruned-rnnt export --format torch), {_settings_name()} with "
-            "*.onnx files (--format onnx), or pretrained.pt or epoch-N.pt of icefall with "
-            f"{' or '.join(TOKEN_FILES)}, or config.json of transformers"
+            "*.onnx files (--format onnx), pretrained.pt or epoch-N.pt of icefall with "
+            f"{' or '.join(TOKEN_FILES)}, a .nemo archive, or config.json of transformers"
         )
     return _icefall(found, tokens or _tokens_near(found))
 
@@ -145,6 +152,21 @@ def _icefall_checkpoint(folder: Path) -> Path | None:
         if found:
             return found[0]
     return None
+
+
+def _only_archive(folder: Path) -> Path | None:
+    """The only .nemo archive; None if there is none.
+
+    Raises:
+        NoModelError: there are several.
+    """
+    found = sorted(path for path in folder.glob("*.nemo") if path.is_file())
+    if len(found) > 1:
+        raise NoModelError(
+            f"{folder} has several .nemo archives ({_shown([path.name for path in found])}): pass "
+            "the path of one of them"
+        )
+    return found[0] if found else None
 
 
 def _is_icefall_name(name: str) -> bool:

@@ -19,7 +19,10 @@ _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Not needed to load a model: programs for torch.export, and ONNX files of smaller precision.
 _NOT_FETCHED = ["*.pt2", "*.int8.onnx", "*.fp16.onnx", "*jit*.pt", "*.wav"]
 # Files of an earlier push that the new one may not have.
-_REPLACED = ["*.onnx", "*.pt", "*.pt2", "*.json", "*.model", "*.txt", "*.py"]
+_REPLACED = [
+    *("*.onnx", "*.pt", "*.pt2", "*.nemo", "*.safetensors"),
+    *("*.json", "*.model", "*.txt", "*.py"),
+]
 
 
 class HubError(ValueError):

@@ -22,6 +22,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.run_files import read_p99_duration, save_p99_duration
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.tasks.split_errors import SplitErrors, measure_errors
+from tests.pretrained.saved_models import save_file
 from tests.tiny_corpus import make_corpus, trained_run
 
 
@@ -169,6 +170,13 @@ def test_wrong_runs_are_refused(
         write_ensemble(runs, joined)
     with pytest.raises(NoModelError, match="does not exist"):
         write_ensemble([runs[0], tmp_path / "none"], tmp_path / "a")
+    loaded = load_model(run_config(runs[0]))
+    exported = save_file(tmp_path / "torch", loaded.model, loaded.tokenizer)
+    with pytest.raises(NoModelError, match=r"torch is no run: name the run .* exported from"):
+        write_ensemble([exported, runs[1]], tmp_path / "a")
+    (tmp_path / "model.nemo").touch()
+    with pytest.raises(NoModelError, match=r"model\.nemo is no run: `pruned-rnnt import` makes"):
+        write_ensemble([runs[0], tmp_path / "model.nemo"], tmp_path / "a")
     with pytest.raises(ConfigError, match="nonsense"):
         write_ensemble(runs, tmp_path / "a", ["decode.nonsense=1"])
     other = make_corpus(tmp_path / "corpus", words=("one", "two"))

@@ -167,7 +167,8 @@ def test_export_is_pushed_in_one_commit(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    server = Server(files=("model.pt", "old.onnx", "notes.md"))
+    stale = ["old.onnx", "model.nemo", "model.safetensors"]
+    server = Server(files=("model.pt", *stale, "notes.md"))
     for name in ("create_repo", "list_repo_files", "create_commit"):
         call = getattr(server, name)
         monkeypatch.setattr(
@@ -183,7 +184,7 @@ def test_export_is_pushed_in_one_commit(
     folder = run / "export/torch"
     assert commit["added"].keys() == {path.name for path in folder.iterdir()}
     assert commit["added"]["model.pt"] == (folder / "model.pt").read_bytes()
-    assert commit["deleted"] == ["old.onnx"]
+    assert commit["deleted"] == stale
     assert commit["message"] == "run, step-00000007"
     card = commit["added"]["README.md"].decode()
     assert 'pruned_rnnt.load("me/model")' in card
