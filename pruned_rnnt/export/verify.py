@@ -6,8 +6,10 @@ Axes: N batch, T feature frames, F mel bins, U symbols, H context size.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.audio_file import read_audio
+from pruned_rnnt.data.audio.audio_file import open_audio, read_audio
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, WORD_START, Tokenizer
@@ -42,6 +44,7 @@ from pruned_rnnt.system.usage_errors import ExportError
 
 # For float32 outputs; a larger difference means that the graph computes something else.
 TOLERANCE = 1e-3
+_BYTE = re.compile(rb"<0x[0-9A-F]{2}>")
 
 
 @torch.inference_mode()
@@ -70,6 +73,7 @@ class Verification:
     own_features: for a TDT model, how many texts equal those of our search on the features of
         training, of which the exported ones are conversions; None for others.
     real_time_factor: seconds of computation per second of audio in sherpa-onnx, one thread.
+    notes: files that were left out or changed, and why.
     """
 
     precision: str
@@ -77,6 +81,7 @@ class Verification:
     texts: tuple[TextPair, ...]
     real_time_factor: float
     own_features: int | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def differing(self) -> tuple[TextPair, ...]:
@@ -89,6 +94,7 @@ class Verification:
 
     def lines(self) -> Iterator[str]:
         """The report that is printed."""
+        yield from self.notes
         for name, difference in self.differences.items():
             yield f"{name}: largest difference from torch {difference:.2g}"
         same = len(self.texts) - len(self.differing)
@@ -115,16 +121,32 @@ def verify(
 ) -> list[Verification]:
     """Check each precision in the folder on audio files.
 
+    Digital silence is left out: recognise.py does not decode it. Files of other rates are compared
+    at 16 kHz, because sherpa-onnx has another resampler.
+
     Args:
         graphs: what `export_onnx` returned for the model.
 
     Raises:
         MissingPackageError: a package of the `export` extra is not installed.
-        ExportError: sherpa-onnx failed.
+        ExportError: sherpa-onnx failed, or all files are digital silence.
     """
     require(*ONNX_PACKAGES, *VERIFY_PACKAGES)
     settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
-    samples = [_samples(path, settings) for path in audio]
+    read = [(path, read_audio(path)) for path in audio]
+    notes = [
+        f"{path}: left out, because it is digital silence, which recognise.py does not decode"
+        for path, samples_S in read
+        if not samples_S.any()
+    ]
+    read = [(path, samples_S) for path, samples_S in read if samples_S.any()]
+    if not read:
+        raise ExportError(
+            f"cannot verify {folder}: all audio files ({', '.join(map(str, audio))}) are digital "
+            "silence, which recognise.py does not decode: pass recordings of speech"
+        )
+    audio = [path for path, _ in read]
+    samples = [_padded(samples_S, settings) for _, samples_S in read]
     kind = FeatureKind.of_encoder(model.config.encoder)
     features = [kind.of_recording(samples_S) for samples_S in samples]
     # sherpa-onnx emits <unk> of CTC models.
@@ -143,9 +165,24 @@ def verify(
         converted = [converted_features(graphs[0], feature_TF) for feature_TF in features]
         ours = [_recognise(model, graphs[0], feature_TF, silent) for feature_TF in converted]
         texts = [_text(tokenizer, symbols) for symbols in ours]
+    with tempfile.TemporaryDirectory() as temporary:
+        at_16_khz = []
+        for index, (path, samples_S) in enumerate(read):
+            with open_audio(path) as file:
+                rate = file.sampling_rate
+            if rate != SAMPLING_RATE:
+                notes.append(
+                    f"{path}: compared at 16 kHz; for its {rate:,} Hz, recognise.py uses the "
+                    "resampler of sherpa-onnx, so that its text may be another"
+                )
+                path = _written(Path(temporary) / f"{index}.wav", samples_S)
+            at_16_khz.append(path)
+        recognised_by = {
+            precision: run_recognise(folder, at_16_khz, precision)
+            for precision in settings["precisions"]
+        }
     results = []
-    for precision in settings["precisions"]:
-        recognised = run_recognise(folder, audio, precision)
+    for precision, recognised in recognised_by.items():
         results.append(
             Verification(
                 precision=precision,
@@ -162,6 +199,7 @@ def verify(
                 )
                 if is_nemo
                 else None,
+                notes=tuple(notes),
             )
         )
     return results
@@ -220,9 +258,16 @@ class Pair:
         return outputs
 
 
-def _samples(path: Path, settings: Mapping[str, Any]) -> FloatArray:
-    """Samples of a file, padded as recognise.py does: silence if short, noise for streams."""
-    samples_S = read_audio(path)
+def _written(path: Path, samples_S: FloatArray) -> Path:
+    """A new wav file of floats at 16 kHz."""
+    import soundfile
+
+    soundfile.write(path, samples_S, SAMPLING_RATE, subtype="FLOAT")
+    return path
+
+
+def _padded(samples_S: FloatArray, settings: Mapping[str, Any]) -> FloatArray:
+    """Samples padded as recognise.py does: silence if short, noise for streams."""
     missing = int(settings["shortest_seconds"] * SAMPLING_RATE) + 1 - len(samples_S)
     tail = int(settings.get("tail_seconds", 0) * SAMPLING_RATE)
     noise_S = (1e-3 * np.random.default_rng(0).standard_normal(tail)).astype(np.float32)
@@ -236,12 +281,10 @@ def _text(tokenizer: Tokenizer, symbols: Sequence[int]) -> str:
     recognise.py removes language tags from its texts.
     """
     names, tags = tokenizer.symbols, set(tokenizer.languages.values())
-    first_byte = UNKNOWN_ID + 1
-    is_byte = range(first_byte, first_byte + 256) if tokenizer.has_bytes else ()
-    parts = [
-        bytes([i - first_byte]) if i in is_byte else b" " if i in tags else names[i].encode()
-        for i in symbols
-    ]
+    parts = [b" " if i in tags else names[i].encode() for i in symbols]
+    if tokenizer.has_bytes:
+        # Imported tokenizers have them anywhere.
+        parts = [bytes.fromhex(p[3:5].decode()) if _BYTE.fullmatch(p) else p for p in parts]
     text = b"".join(parts).decode("utf-8", errors="ignore")
     return " ".join(text.replace(WORD_START, " ").split())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 
-from pruned_rnnt.config.load import load_config
+from pruned_rnnt.config.load import ConfigError, load_config, value_of
 from pruned_rnnt.data.tokens.tokenizer import (
     BLANK_ID,
     BLANK_SYMBOL,
@@ -137,7 +137,13 @@ def read_run(
     Raises:
         ValueError: files of another kind, or a model that ours cannot represent.
         FileNotFoundError: the checkpoint or the tokens do not exist.
+        ConfigError: an override is wrong, or names another folder.
     """
+    if (folder := value_of("train.folder", overrides=overrides)) is not None:
+        raise ConfigError(
+            f"train.folder is {folder}, but the run is written to {output}: leave "
+            "train.folder out, and name the folder as --output"
+        )
     if not checkpoint.is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     parameters = read_icefall(checkpoint, since, trust=trust)

@@ -212,3 +212,14 @@ def test_training_cannot_be_resumed(
     settings = [f"data.path={corpus}", "train.device=cpu", "data.num_workers=0"]
     assert main(["train", "--config", str(run / "config.yaml"), *settings]) == EXIT_FAILED
     assert "holds an imported model" in capsys.readouterr().err
+
+
+def test_another_folder_is_refused(
+    tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = checkpoint(tmp_path / "epoch-1.pt", to_icefall_state(make_model()))
+    run = tmp_path / "run"
+    arguments = [str(path), "--tokens", str(tokens), "--output", str(run), "train.folder=other"]
+    assert main(["import-icefall", *arguments]) == EXIT_USAGE
+    assert "train.folder is other, but the run is written to" in capsys.readouterr().err
+    assert not run.exists()

@@ -13,12 +13,14 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio.features import nemo_features, nemo_frame_count
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.interop.nemo.exported_model import export_model
 from pruned_rnnt.interop.nemo.files import read_safetensors, write_safetensors
@@ -288,6 +290,95 @@ def test_exported_symbols_encode_texts_alike(tmp_path: Path) -> None:
     for text in ("seven nine", "zero one two seventeen", "xyz one"):
         assert again.encode(text) == imported.tokenizer.encode(text)
         assert again.decode(again.encode(text)) == imported.tokenizer.decode(again.encode(text))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_exported_byte_symbols_encode_texts_alike(kind: str) -> None:
+    hub = pytest.importorskip("tokenizers")
+    lines = [f"word{chr(97 + i)} music größe" for i in range(20)] * 3
+    config = TokenizerConfig(kind=kind, vocab_size=310, byte_fallback=True)
+    tokenizer = train_tokenizer(lines, config)
+    data = tokenizer_json_of(tokenizer)
+    theirs = hub.Tokenizer.from_str(data.decode())
+    again = symbols_of_json(data).tokenizer
+    assert again.has_bytes
+    for text in ("music worda", "ö 日本 x", "日", "größer über é"):
+        ids = tokenizer.encode(text)
+        assert 2 not in ids
+        assert again.encode(text) == ids
+        assert again.decode(ids) == text
+        # Theirs have neither the blank nor sos/eos in front.
+        assert theirs.encode(text, add_special_tokens=False).ids == [i - 2 for i in ids]
+        assert theirs.decode([i - 2 for i in ids]) == text
+
+
+def test_byte_symbols_must_be_complete() -> None:
+    content = json.loads(tokenizer_json())
+    content["model"]["byte_fallback"] = True
+    assert not symbols_of_json(json.dumps(content).encode()).tokenizer.has_bytes
+    vocab = content["model"]["vocab"]
+    (last,) = (piece for piece, i in vocab.items() if i == SYMBOLS - 1)
+    content["model"]["vocab"] = vocab | {"<0x01>": vocab.pop(last)}
+    with pytest.raises(ValueError, match="no piece <0x00>; needs one for each of the 256 bytes"):
+        symbols_of_json(json.dumps(content).encode())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformers_rnnt", "transformers_tdt"])
+def test_transformers_generates_with_exported_transducers(name: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "source").mkdir()
+    imported = import_model(written(name, tmp_path / "source"))
+    export_model(imported.model, imported.tokenizer, tmp_path / "exported")
+    kind = "TDT" if name.endswith("tdt") else "RNNT"
+    model = getattr(transformers, f"ParakeetFor{kind}").from_pretrained(tmp_path / "exported")
+    extractor = transformers.ParakeetFeatureExtractor.from_pretrained(tmp_path / "exported")
+    inputs = extractor(audio(), sampling_rate=16000, return_tensors="pt")
+    with torch.no_grad():
+        found = model.eval().generate(**inputs, max_length=1000).sequences.tolist()
+    assert all(ids[0] == SYMBOLS for ids in found)
+    assert [[i for i in ids if i != SYMBOLS] for ids in found] == EXPECTED[name]["tokens"]
+
+
+@pytest.mark.parametrize("name", ["transformers_rnnt", "transformers_tdt", "transformers_ctc"])
+def test_exported_folders_say_what_starts_a_text(name: str, tmp_path: Path) -> None:
+    imported = import_model(written(name, tmp_path))
+    export_model(imported.model, imported.tokenizer, tmp_path / "exported")
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    assert config["pad_token_id"] == SYMBOLS
+    generation = tmp_path / "exported/generation_config.json"
+    if name == "transformers_ctc":
+        assert not generation.exists()
+    else:
+        wanted = {"decoder_start_token_id": SYMBOLS, "pad_token_id": SYMBOLS}
+        wanted["eos_token_id"] = SYMBOLS + 1
+        assert json.loads(generation.read_text()) == wanted
+
+
+def test_paths_may_be_texts_and_archives_in_new_folders(tmp_path: Path) -> None:
+    imported = import_model(str(written("nemo_rnnt", tmp_path)))
+    path = tmp_path / "new/folder/mine.nemo"
+    export_model(imported.model, imported.tokenizer, str(path))
+    assert import_model(path).tokenizer.symbols == imported.tokenizer.symbols
+
+
+def test_unusable_recordings_are_named(tmp_path: Path) -> None:
+    imported = import_model(written("nemo_rnnt", tmp_path))
+    wave = np.asarray(audio()[0], dtype=np.float32)
+    expected = imported.texts([wave])
+    assert imported.texts([torch.from_numpy(wave)]) == expected
+    assert imported.texts([wave.tolist()]) == expected
+    bad = np.full(5000, np.nan, dtype=np.float32)
+    for samples, message in (
+        ([wave, "a.wav"], r"samples\[1\] is 'a.wav', needs an array"),
+        ([wave, np.zeros((100, 2), np.float32)], r"samples\[1\]: audio has the shape \(100, 2\)"),
+        ([bad], r"samples\[0\]: audio has NaN"),
+        ([np.zeros(0, np.float32)], r"samples\[0\]: audio has no samples"),
+        (wave, r"samples is of type ndarray, needs a list"),
+        ("a.wav", r"samples is of type str, needs a list"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            imported.texts(samples)  # type: ignore[arg-type]
 
 
 def test_models_that_others_lack_are_not_exported(tmp_path: Path) -> None:

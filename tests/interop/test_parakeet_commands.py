@@ -126,6 +126,13 @@ def test_the_ctc_head_is_kept_or_left_out(tmp_path: Path) -> None:
     assert load_model(run_config(run)).model.ctc_head is None
 
 
+def test_a_ctc_head_cannot_be_added(tmp_path: Path) -> None:
+    archive = written("nemo_tdt", tmp_path)
+    with pytest.raises(ConfigError, match=r"loss\.ctc_scale is 0\.3, but .* has no CTC head"):
+        read_run(archive, tmp_path / "run", ["loss.ctc_scale=0.3"])
+    assert read_run(archive, tmp_path / "run", ["loss.ctc_scale=0"]).model.ctc_head is None
+
+
 def test_settings_that_the_model_fixes_are_refused(tmp_path: Path) -> None:
     archive = written("nemo_tdt", tmp_path)
     for setting in ("model.encoder.dim=64", "model.encoder.features=fbank", "loss.durations=[0,1]"):
@@ -148,6 +155,8 @@ def test_wrong_use_of_import(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ([str(archive), str(run), "--trust"], "are for checkpoints of icefall"),
         ([str(tmp_path / "none.nemo"), str(run)], "does not exist"),
         ([str(archive), str(run), "model.encoder.dim=64"], "cannot be changed"),
+        ([str(archive), str(run), "train.folder=other"], "train.folder is other, but"),
+        ([str(archive), str(run), "loss.ctc_scale=0.3"], "has no CTC head"),
     ):
         assert main(["import", *arguments]) == EXIT_USAGE
         assert message in capsys.readouterr().err

@@ -41,13 +41,14 @@ _BY_SYMBOL = ("decoder.prediction.embed.", "joint.joint_net.", "ctc_decoder.", "
 _ABSENT = 2
 
 
-def export_model(model: SpeechModel, tokenizer: Tokenizer, path: Path) -> None:
+def export_model(model: SpeechModel, tokenizer: Tokenizer, path: Path | str) -> None:
     """Write a `.nemo` archive, or a folder of transformers for any other name.
 
     Raises:
         ValueError: the path exists, or the model has something that the other package cannot
             compute; the message names the setting.
     """
+    path = Path(path)
     if path.exists():
         raise ValueError(f"{path} exists: choose another path")
     _check(model)
@@ -109,6 +110,7 @@ def _write_archive(path: Path, model: SpeechModel, tokenizer: Tokenizer) -> None
         "vocab.txt": "\n".join(tokenizer.symbols[SOS_EOS_ID + 2 :]).encode(),
         "model_weights.ckpt": weights.getvalue(),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
@@ -133,6 +135,16 @@ def _write_folder(path: Path, model: SpeechModel, tokenizer: Tokenizer) -> None:
     write_safetensors(path / WEIGHTS, state)
     (path / TOKENIZER).write_bytes(tokenizer_json_of(tokenizer))
     (path / CONFIG_JSON).write_text(json.dumps(config, indent=2) + "\n")
+    if isinstance(model, TransducerModel):
+        # `generate` starts a text with the blank. The end is an id that no symbol has: without one,
+        # it does not fill the texts of the shorter recordings in a batch, but goes on with them.
+        blank = config["blank_token_id"]
+        generation = {
+            "decoder_start_token_id": blank,
+            "pad_token_id": blank,
+            "eos_token_id": blank + 1,
+        }
+        (path / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     extractor = _extractor_config(model.encoder.config.num_mel_bins)
     (path / "preprocessor_config.json").write_text(json.dumps(extractor, indent=2) + "\n")
 
@@ -355,6 +367,7 @@ def _transformers_config(model: SpeechModel) -> dict[str, Any]:
         "architectures": [f"ParakeetFor{kind}"],
         "model_type": f"parakeet_{kind.lower()}",
         "blank_token_id": blank,
+        "pad_token_id": blank,
         "decoder_hidden_size": width,
         "num_decoder_layers": predictor.layers,
         "hidden_act": model.joiner.activation,

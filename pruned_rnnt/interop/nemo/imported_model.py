@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict
-from pruned_rnnt.data.audio.features import nemo_features
+from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict, value_of
+from pruned_rnnt.data.audio.features import SAMPLING_RATE, nemo_features
+from pruned_rnnt.data.audio.samples import samples_at_16_khz
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.build_search import new_greedy_search
@@ -63,31 +65,58 @@ class ImportedModel:
 
     @torch.no_grad()
     def texts(
-        self, samples: Sequence[FloatArray | Pcm16Array], max_symbols_per_frame: int = 10
+        self, samples: Sequence[FloatArray | Pcm16Array | Tensor], max_symbols_per_frame: int = 10
     ) -> list[str]:
         """The texts of recordings by greedy search, each encoded as a whole.
 
         Args:
             samples: (S,) each at 16 kHz: floats within -1 .. 1, or 16-bit integers.
             max_symbols_per_frame: of a transducer; NeMo's and transformers' default is 10.
+
+        Raises:
+            ValueError: `samples` is no sequence of recordings, or one of them is a path, or has
+                another shape or type, no samples, or NaN or infinite ones.
         """
-        if not samples:
+        checked = _checked(samples)
+        if not checked:
             return []
         device = next(self.model.parameters()).device
         bins = self.model.encoder.config.num_mel_bins
-        encoded_NTE, lengths_N = self.model.encode(*nemo_features(samples, device, bins))
+        encoded_NTE, lengths_N = self.model.encode(*nemo_features(checked, device, bins))
         search = new_greedy_search(self.model, max_symbols_per_frame=max_symbols_per_frame)
         found = search(encoded_NTE, lengths_N)
         return self.tokenizer.decode_all([hypothesis.symbols for hypothesis in found])
 
 
-def import_model(path: Path) -> ImportedModel:
+def _checked(samples: Any) -> list[FloatArray]:
+    """Each recording as floats; raises ValueError, which names a recording that is unusable."""
+    if isinstance(samples, str | bytes | Path | np.ndarray | Tensor):
+        raise ValueError(
+            f"samples is of type {type(samples).__name__}, needs a list of recordings, each an "
+            "array or tensor (S,) at 16 kHz: for one recording, pass [array]"
+        )
+    checked = []
+    for index, recording in enumerate(samples):
+        if isinstance(recording, str | bytes | Path):
+            raise ValueError(
+                f"samples[{index}] is {recording!r}, needs an array or tensor (S,) at 16 kHz: for "
+                "files, use `pruned_rnnt.load(MODEL).transcribe(FILES)`"
+            )
+        try:
+            checked.append(samples_at_16_khz(recording, SAMPLING_RATE))
+        except ValueError as error:
+            raise ValueError(f"samples[{index}]: {error}") from error
+    return checked
+
+
+def import_model(path: Path | str) -> ImportedModel:
     """The model in a `.nemo` archive or a folder of transformers.
 
     Raises:
         UnusableFileError: a file is missing, damaged or holds code.
         ValueError: the model computes something that is not supported; the message names the key.
     """
+    path = Path(path)
     if path.is_dir():
         files = read_folder(path)
         parameters = _from_transformers(files)
@@ -222,8 +251,14 @@ def read_run(path: Path, output: Path, overrides: Sequence[str] = ()) -> NemoRun
     Raises:
         UnusableFileError: a file is missing, damaged or holds code.
         ValueError: the model computes something that is not supported; the message names the key.
-        ConfigError: an override is wrong, or changes what the model computes.
+        ConfigError: an override is wrong, names another folder, changes what the model computes,
+            or needs a CTC head that the model does not have.
     """
+    if (folder := value_of("train.folder", overrides=overrides)) is not None:
+        raise ConfigError(
+            f"train.folder is {folder}, but the run is written to {output}: leave "
+            "train.folder out, and name the folder as RUN"
+        )
     imported = import_model(path)
     model = imported.model
     data: dict[str, Any] = {"features": "waveform"}
@@ -236,6 +271,12 @@ def read_run(path: Path, output: Path, overrides: Sequence[str] = ()) -> NemoRun
         data["filters"] = {"subsampling_factor": model.encoder.subsampling_factor}
         config = load_config(ExperimentConfig, None, settings, base=layer)
     _check_unchanged(model, config)
+    if config.loss.has_ctc_head and model.ctc_head is None:
+        scale = f"{config.loss.ctc_scale:g}"
+        raise ConfigError(
+            f"loss.ctc_scale is {scale}, but {path} has no CTC head: leave it out "
+            f"(`pruned-rnnt finetune ... loss.ctc_scale={scale}` trains a new head)"
+        )
     notes = []
     if model.ctc_head is not None and model.loss_config.kind != "ctc":
         if config.loss.has_ctc_head:

@@ -22,6 +22,9 @@ from pruned_rnnt.data.tokens.tokenizer import (
 # protobuf creates the classes of this module at import, so type checkers do not see them.
 proto: Any = sentencepiece_model_pb2
 
+# The pieces of single bytes, of which characters without a piece consist.
+_BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+
 
 class Symbols(NamedTuple):
     """order: for each of our symbols, the id there; None for sos/eos, which they do not have."""
@@ -77,14 +80,29 @@ def symbols_of_json(data: bytes) -> Symbols:
         raise ValueError("tokenizer.json has gaps in its ids")
     built = proto.ModelProto()
     kinds = proto.ModelProto.SentencePiece
+    bytes_ = _BYTES & {piece for piece, _ in pieces.values()}
+    if not model.get("byte_fallback"):
+        bytes_ = frozenset()
+    # transformers sets the flag for tokenizers without bytes too.
+    if bytes_ and (missing := _BYTES - bytes_):
+        raise ValueError(
+            f"tokenizer.json has model.byte_fallback, but no piece {min(missing)}; needs one for "
+            "each of the 256 bytes, or for none"
+        )
     for i in range(len(pieces)):
         piece, score = pieces[i]
-        is_unknown = piece == "<unk>"
-        type_ = kinds.UNKNOWN if is_unknown else kinds.CONTROL if i in special else kinds.NORMAL
+        type_ = kinds.NORMAL
+        if piece == "<unk>":
+            type_ = kinds.UNKNOWN
+        elif i in special:
+            type_ = kinds.CONTROL
+        elif piece in bytes_:
+            type_ = kinds.BYTE
         built.pieces.add(piece=piece, score=score, type=type_)
     is_bpe = kind == "BPE"
     trainer = proto.TrainerSpec
     built.trainer_spec.model_type = trainer.BPE if is_bpe else trainer.UNIGRAM
+    built.trainer_spec.byte_fallback = bool(bytes_)
     built.normalizer_spec.add_dummy_prefix = True
     return _with_special_symbols(built)
 
@@ -159,6 +177,10 @@ def tokenizer_json_of(tokenizer: Tokenizer) -> bytes:
         "prepend_scheme": "always",
         "split": True,
     }
+    decoder: dict[str, Any] = space
+    if tokenizer.has_bytes:
+        written["byte_fallback"] = True
+        decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, space]}
     blank = {"id": len(pieces), "content": "<pad>", "special": True}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     content = {
@@ -169,7 +191,7 @@ def tokenizer_json_of(tokenizer: Tokenizer) -> bytes:
         "normalizer": None,
         "pre_tokenizer": space,
         "post_processor": None,
-        "decoder": space,
+        "decoder": decoder,
         "model": written,
     }
     return json.dumps(content, ensure_ascii=False).encode()

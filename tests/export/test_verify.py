@@ -1,0 +1,54 @@
+"""`verify` compares what sherpa-onnx decodes: no digital silence, and other rates at 16 kHz."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.export.model_file import ModelFile
+from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
+from pruned_rnnt.export.verify import _text, verify
+from pruned_rnnt.interop.nemo.symbols import symbols_of_json
+from pruned_rnnt.system.usage_errors import ExportError
+from tests.export.test_ctc_export import audio, corpus, make_model, tokenizer  # noqa: F401
+from tests.tiny_models import tiny_conformer
+
+
+@pytest.mark.slow
+def test_silence_and_other_rates(
+    tokenizer: Tokenizer,  # noqa: F811
+    audio: list[Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    for name in ("onnx", "onnxruntime", "onnxscript", "sherpa_onnx"):
+        pytest.importorskip(name)
+    soundfile = pytest.importorskip("soundfile")
+    # It emits symbols in silence too.
+    model = make_model(tiny_conformer(), len(tokenizer))
+    folder = tmp_path / "onnx"
+    graphs = export_onnx(ModelFile(model, tokenizer), folder, OnnxOptions(), "random")
+    silence, telephone = tmp_path / "silence.wav", tmp_path / "telephone.wav"
+    soundfile.write(silence, np.zeros(16000, dtype=np.float32), 16000)
+    noise = 0.2 * np.random.default_rng(0).standard_normal(16000)
+    soundfile.write(telephone, noise * np.repeat([0.1, 1.0, 0.3, 0.7], 4000), 8000)
+    (found,) = verify(model, tokenizer, graphs, folder, [silence, audio[0], telephone])
+    assert found.exact, "\n".join(found.lines())
+    assert [pair.file for pair in found.texts] == [str(audio[0]), str(telephone)]
+    assert all(pair.ours for pair in found.texts)
+    lines = list(found.lines())
+    assert lines[0].startswith(f"{silence}: left out, because it is digital silence")
+    assert lines[1].startswith(f"{telephone}: compared at 16 kHz; for its 8,000 Hz")
+    with pytest.raises(ExportError, match=r"silence\.wav.* are digital silence"):
+        verify(model, tokenizer, graphs, folder, [silence])
+
+
+def test_texts_of_imported_byte_symbols() -> None:
+    names = ["<unk>", "▁", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocab = {name: index for index, name in enumerate(names)}
+    model = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True}
+    imported = symbols_of_json(json.dumps({"model": model}).encode()).tokenizer
+    assert _text(imported, imported.encode("aöa a日")) == "aöa a日"
