@@ -1,5 +1,5 @@
-// Sizes of the workspaces of ops. Python has the same formulas, split_workspace and tdt_workspace of
-// pruned_rnnt/ops/lattice and parts_of of matrix_products.py, because torch.compile traces them
+// Sizes of the workspaces of ops. Python has the same formulas, split_workspace and tdt_workspace
+// of pruned_rnnt/ops/lattice and parts_of of matrix_products.py, because torch.compile traces them
 // with symbolic sizes; tests/ops/test_step_layout.py compares them.
 #pragma once
 
