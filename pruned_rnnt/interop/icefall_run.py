@@ -9,7 +9,7 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 
-from pruned_rnnt.config.load import ConfigError, load_config, value_of
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.tokens.tokenizer import (
     BLANK_ID,
     BLANK_SYMBOL,
@@ -29,7 +29,7 @@ from pruned_rnnt.interop.icefall_model import (
 from pruned_rnnt.model.build_model import sized_model
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.speech_model import TransducerModel
-from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.experiment import ExperimentConfig, check_no_folder
 
 # protobuf creates the classes of this module at import, so type checkers do not see them.
 proto: Any = sentencepiece_model_pb2
@@ -139,11 +139,7 @@ def read_run(
         FileNotFoundError: the checkpoint or the tokens do not exist.
         ConfigError: an override is wrong, or names another folder.
     """
-    if (folder := value_of("train.folder", overrides=overrides)) is not None:
-        raise ConfigError(
-            f"train.folder is {folder}, but the run is written to {output}: leave "
-            "train.folder out, and name the folder as --output"
-        )
+    check_no_folder(overrides, output)
     if not checkpoint.is_file():
         raise FileNotFoundError(f"no checkpoint at {checkpoint}")
     parameters = read_icefall(checkpoint, since, trust=trust)

@@ -4,10 +4,12 @@ code.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pruned_rnnt.config.load import ConfigError, value_of
 from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.decode.decode_config import DecodeConfig
@@ -144,3 +146,12 @@ class ExperimentConfig:
     @property
     def folder(self) -> Path:
         return Path(self.train.folder)
+
+
+def check_no_folder(overrides: Sequence[str], output: Path) -> None:
+    """Raise ConfigError if overrides name the folder of a run that a command writes to `output`."""
+    if (folder := value_of("train.folder", overrides=overrides)) is not None:
+        raise ConfigError(
+            f"train.folder is {folder}, but the run is written to {output}, as the command says: "
+            "leave train.folder out"
+        )

@@ -128,8 +128,8 @@ class _SoundFile:
 
     def truncation(self) -> str:
         stated = int(self._file.frames)
-        is_estimate = self._is_mp3 and not mp3_states_its_length(self._path)
-        if self._read < stated < _UNKNOWN_FRAMES and not is_estimate:
+        is_short = self._read < stated < _UNKNOWN_FRAMES
+        if is_short and (not self._is_mp3 or mp3_states_its_length(self._path)):
             return f"it has {self._read:,} of {stated:,} samples"
         return describe_truncation(self._path)
 

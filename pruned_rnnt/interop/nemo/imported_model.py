@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict, value_of
+from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, nemo_features
 from pruned_rnnt.data.audio.samples import samples_at_16_khz
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
@@ -31,7 +31,7 @@ from pruned_rnnt.interop.nemo.topology import Topology, nemo_topology, transform
 from pruned_rnnt.model.build_model import build_model, fitted_model
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.speech_model import SpeechModel
-from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.experiment import ExperimentConfig, check_no_folder
 
 StateDict = dict[str, Tensor]
 
@@ -254,11 +254,7 @@ def read_run(path: Path, output: Path, overrides: Sequence[str] = ()) -> NemoRun
         ConfigError: an override is wrong, names another folder, changes what the model computes,
             or needs a CTC head that the model does not have.
     """
-    if (folder := value_of("train.folder", overrides=overrides)) is not None:
-        raise ConfigError(
-            f"train.folder is {folder}, but the run is written to {output}: leave "
-            "train.folder out, and name the folder as RUN"
-        )
+    check_no_folder(overrides, output)
     imported = import_model(path)
     model = imported.model
     data: dict[str, Any] = {"features": "waveform"}
