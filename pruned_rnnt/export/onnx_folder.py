@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.word_times import FEATURE_SECONDS, frame_seconds
 from pruned_rnnt.export.differences import check_predictor, differences
@@ -55,6 +57,9 @@ from pruned_rnnt.model.transformers_encoder import TransformersEncoder
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, require
 from pruned_rnnt.system.usage_errors import ExportError
+
+# Inputs of a graph by name.
+Feeds = dict[str, npt.NDArray[Any]]
 
 SETTINGS_NAME = "settings.json"
 _RECOGNISE = Path(__file__).with_name("sherpa_script.py")

@@ -23,9 +23,9 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.decode.scoring.error_rates import ErrorCounts, Transcript, count_errors
 from pruned_rnnt.decode.scoring.significance import PairedDifference, paired_difference
 from pruned_rnnt.export.nemo_graphs import NEVER
-from pruned_rnnt.export.onnx_folder import onnx_session
+from pruned_rnnt.export.onnx_folder import Feeds, onnx_session
 from pruned_rnnt.export.precision import Layer, QuantisedPrecision, layers, rounded_weight
-from pruned_rnnt.pretrained.onnx_recogniser import Feeds, OnnxRecogniser
+from pruned_rnnt.pretrained.onnx_recogniser import OnnxRecogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
 
 # Runtimes decode an utterance once.
