@@ -8,8 +8,12 @@ within functions are deliberate: `pruned-rnnt --help` must not load libraries th
 from __future__ import annotations
 
 import argparse
+import ctypes
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from pruned_rnnt.system.allocator import keep_freed_memory
@@ -107,6 +111,19 @@ def run_and_settings(options: argparse.Namespace) -> tuple[Path, list[str]]:
         return Path(runs[0]), overrides
     config, _ = load_experiment(options.config, overrides)
     return Path(config.train.folder), overrides
+
+
+def start_driver() -> None:
+    """Let a thread initialise CUDA's driver, while this one imports torch, which waits for it."""
+    # As torch has it; the driver reads it here.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    Thread(target=_start_driver, name="driver start", daemon=True).start()
+
+
+def _start_driver() -> None:
+    # torch reports a missing or broken driver.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
 
 
 def prepare_process(model: SpeechModel) -> None:

@@ -13,7 +13,9 @@ from pruned_rnnt.cli.command import (
     config_of_run,
     data_of_run,
     prepare_process,
+    start_driver,
 )
+from pruned_rnnt.run.folder import RunFolder, require_writable
 from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def decode(options: argparse.Namespace, console: Console) -> int:
     """Transcribe a prepared set with a trained model; print WER and write result files."""
+    start_driver()
     from pruned_rnnt.cli.decoding import Decoding
     from pruned_rnnt.decode.encode import choose_passes
     from pruned_rnnt.pretrained.load import fusion_language_model
@@ -67,6 +70,11 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     language_model = fusion_language_model(config.decode, loaded.model, loaded.tokenizer)
     for split in splits:
         data.folder.manifests(split)  # before any is decoded
+    require_writable(
+        RunFolder(config.folder).results,
+        "results are stored there; copy config.yaml, tokens and checkpoints of the run to a folder "
+        "of yours, and decode that",
+    )
     decoding = Decoding(
         config=config, loaded=loaded, data=data, language_model=language_model, console=console
     )

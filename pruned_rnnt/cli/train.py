@@ -14,6 +14,7 @@ from pruned_rnnt.cli.command import (
     Parsers,
     add_command,
     split_arguments,
+    start_driver,
 )
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.tasks.dry_run_command import add_dry_run_arguments
@@ -69,6 +70,7 @@ def _add_config_arguments(parser: argparse.ArgumentParser, what: str) -> None:
 
 def train(options: argparse.Namespace, console: Console) -> int:
     """Train a model, or continue a run from its newest checkpoint."""
+    start_driver()
     from pruned_rnnt.config.load import value_of
     from pruned_rnnt.finetune.finetune_task import task_of
     from pruned_rnnt.finetune.settings import continued_finetuning, load_finetuning
@@ -102,6 +104,7 @@ def train(options: argparse.Namespace, console: Console) -> int:
 
 def finetune(options: argparse.Namespace, console: Console) -> int:
     """Train a model further on other data, and compare error rates before and after."""
+    from pruned_rnnt.config.load import as_override
     from pruned_rnnt.finetune.finetune_task import task_of
     from pruned_rnnt.finetune.settings import load_finetuning
 
@@ -111,7 +114,7 @@ def finetune(options: argparse.Namespace, console: Console) -> int:
             f"DATA is {options.data!r}, needs a folder without `data.path=`: "
             f"`pruned-rnnt finetune {options.source} {folder}`"
         )
-    named = [f"train.init={options.source}", f"data.path={options.data}"]
+    named = [as_override("train.init", options.source), as_override("data.path", options.data)]
     config, source = load_finetuning(options.config, [*named, *options.overrides])
     return _run_training(config, task_of(source), console, allow_changes=options.allow_changes)
 
@@ -154,6 +157,7 @@ class _ToTrain(NamedTuple):
 
 def _config_to_train(options: argparse.Namespace) -> _ToTrain:
     """The configuration of a new run, or of the run whose folder is named."""
+    from pruned_rnnt.config.load import as_override
     from pruned_rnnt.train.run import config_path
 
     overrides, runs = split_arguments(options.arguments)
@@ -167,5 +171,5 @@ def _config_to_train(options: argparse.Namespace) -> _ToTrain:
     if len(runs) > 1:
         raise UsageError(f"name one run to continue, got {' '.join(runs)}")
     # The folder may have been moved since its configuration was saved.
-    overrides.append(f"train.folder={runs[0]}")
+    overrides.append(as_override("train.folder", runs[0]))
     return _ToTrain(config_path(Path(runs[0])), overrides, is_run=True)

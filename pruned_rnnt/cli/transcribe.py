@@ -12,6 +12,7 @@ from pruned_rnnt.cli.command import (
     Parsers,
     add_command,
     prepare_process,
+    start_driver,
 )
 from pruned_rnnt.system.allocator import without_garbage_collection
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
@@ -141,6 +142,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def transcribe(options: argparse.Namespace, console: Console) -> int:
     """Transcribe audio files of any length and sampling rate."""
+    start_driver()
     # The libraries and the model make hundreds of thousands of objects, none of them garbage.
     with without_garbage_collection():
         from pruned_rnnt.pretrained.load import load

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Thread
 
 import torch
@@ -11,19 +12,40 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
+_triton_reader: Thread | None = None
+
 
 def start_device(device: torch.device) -> Thread | None:
     """The thread that starts a CUDA device, while this one imports libraries and reads a model.
 
     The first matrix product and convolution of a process create the device's context and load
     cuBLAS and cuDNN, which takes longer than a second, mostly outside of Python's lock. None for
-    other devices. An error in it is only logged: whoever uses the device gets it again.
+    other devices. An error in it is only logged: whoever uses the device gets it again. Beside it,
+    another thread lets Triton hash its files, hundreds of MB, as it does before its first kernel.
     """
+    global _triton_reader
     if device.type != "cuda":
         return None
     thread = Thread(target=_start, args=(device,), name="device start", daemon=True)
     thread.start()
+    if _triton_reader is None:
+        _triton_reader = Thread(target=_read_triton, name="read Triton", daemon=True)
+        _triton_reader.start()
     return thread
+
+
+def wait_for_triton() -> None:
+    """Wait for the thread of `start_device`, so that this one does not hash the files too."""
+    if _triton_reader is not None:
+        _triton_reader.join()
+
+
+def _read_triton() -> None:
+    with suppress(Exception):
+        from triton.runtime.cache import triton_key
+
+        # Triton remembers the result.
+        triton_key()
 
 
 def _start(device: torch.device) -> None:

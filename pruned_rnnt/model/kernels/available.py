@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from pruned_rnnt.system.device import wait_for_triton
 from pruned_rnnt.system.switched_kernels import ENCODERS, why_switched
 
 MODES = ("auto", "off")
@@ -77,6 +78,7 @@ def _obstacle() -> str:
         return "Triton is not installed"
     if reason := why_switched(ENCODERS, "cpu" if _INTERPRETED else "cuda"):
         return reason
+    wait_for_triton()
     try:
         from pruned_rnnt.model.kernels.swoosh import swoosh_forward
 
