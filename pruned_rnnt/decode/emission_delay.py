@@ -158,11 +158,15 @@ def summary_lines(
 
 
 def _advice_if_early(encoder: Encoder) -> str:
-    """What to do if the encoder emits early; empty if it trained with chunks that cut words."""
+    """What to do if the encoder emits early; empty if training has done that."""
     config = encoder.config
     if not isinstance(config, ConformerSettings):
         return "train longer, or another seed"
-    return "" if config.random_first_chunk else "train with model.encoder.random_first_chunk=true"
+    if not config.random_first_chunk:
+        return "train with model.encoder.random_first_chunk=true"
+    if len(config.chunk_sizes) > 1 and not config.smallest_chunk_steps:
+        return "begin training with short chunks, model.encoder.smallest_chunk_steps"
+    return ""
 
 
 def delay_lines(delays: Iterable[tuple[str, WordDelay]]) -> list[str]:

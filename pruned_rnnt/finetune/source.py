@@ -50,6 +50,7 @@ _FREE_MODEL_KEYS = (
     "encoder.chunk_size",
     "encoder.chunk_sizes",
     "encoder.random_first_chunk",
+    "encoder.smallest_chunk_steps",
     "encoder.left_chunks",
     "encoder.left_context",
     "encoder.left_contexts",

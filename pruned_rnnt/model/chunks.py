@@ -35,7 +35,13 @@ class Chunks(NamedTuple):
 
 
 def drawn_chunks(
-    sizes: Sequence[int], left: int | None, lengths_N: Tensor, num_frames: int, *, cut: bool
+    sizes: Sequence[int],
+    left: int | None,
+    lengths_N: Tensor,
+    num_frames: int,
+    *,
+    cut: bool,
+    only_smallest: Tensor | None = None,
 ) -> Chunks:
     """Chunks for a training batch, of a random size for each utterance.
 
@@ -44,9 +50,13 @@ def drawn_chunks(
     Args:
         sizes: the sizes to draw from; `WHOLE` becomes `num_frames`.
         cut: shorten first chunks at random, but for those of whole utterances.
+        only_smallest: () bool on the device; if true, all chunks have the smallest of the sizes.
     """
     device = lengths_N.device
     drawn_N = torch.randint(len(sizes), lengths_N.shape, device=device)
+    if only_smallest is not None:
+        smallest = min((size for size in sizes if size != WHOLE), default=WHOLE)
+        drawn_N = torch.where(only_smallest, sizes.index(smallest), drawn_N)
     size_N, choices_N = torch.empty_like(drawn_N), torch.ones_like(drawn_N)
     for index, size in enumerate(sizes):
         is_drawn_N = drawn_N == index

@@ -43,6 +43,10 @@ class ConformerSettings(EncoderConfig):
         a random number of frames, so that chunks end in all places of words. Without it, a model
         learns to guess the first word from a part of it, and makes several times as many errors in
         streams of short chunks.
+    smallest_chunk_steps: for a causal encoder with chunk_sizes: so many first steps of training use
+        the smallest of the sizes alone. The alignment forms in them: with longer chunks the model
+        learns to emit words before their end, which short chunks cannot know. 1500 are a good
+        value.
     """
 
     least_mel_bins: ClassVar[int] = 1
@@ -59,12 +63,14 @@ class ConformerSettings(EncoderConfig):
     left_chunks: int | None = None
     chunk_sizes: tuple[int, ...] = ()
     random_first_chunk: bool = False
+    smallest_chunk_steps: int = 0
 
     def __post_init__(self) -> None:
         sizes = ("layers", "dim", "heads", "feedforward_dim", "kernel_size", "subsampling_channels")
         least = dict.fromkeys(sizes, 1)
         check_at_least("model.encoder", self, num_mel_bins=self.least_mel_bins, **least)
         check_at_least("model.encoder", self, chunk_size=WHOLE, chunk_sizes=WHOLE, left_chunks=0)
+        check_at_least("model.encoder", self, smallest_chunk_steps=0)
         if 0 in (self.chunk_size, *self.chunk_sizes):
             raise ValueError(
                 "model.encoder has a chunk of 0 frames, chunk_size and chunk_sizes need at least "

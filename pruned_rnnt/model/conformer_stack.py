@@ -38,12 +38,16 @@ class ConformerStack(Encoder):
     config: ConformerSettings
     subsampling: nn.Module
     layers: nn.ModuleList
+    only_smallest: Tensor | None
     window: tuple[int, int] | None = None
     can_be_captured = True
 
     def __init__(self, config: ConformerSettings) -> None:
         super().__init__(config, chunking=(config.chunk_size, config.left_chunks))
         self.dropout = nn.Dropout(config.dropout)
+        # On the device, so that the CUDA graphs of later steps are those of the first ones.
+        only_smallest = torch.ones((), dtype=torch.bool) if config.smallest_chunk_steps else None
+        self.register_buffer("only_smallest", only_smallest, persistent=False)
 
     def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
         """The input of the first layer (N, T', E): normalised, subsampled features."""
@@ -62,6 +66,11 @@ class ConformerStack(Encoder):
     @property
     def output_dim(self) -> int:
         return self.config.dim
+
+    def set_step(self, step: float, optimiser_step: float | None = None) -> None:
+        if self.only_smallest is not None:
+            steps = step if optimiser_step is None else optimiser_step
+            self.only_smallest.fill_(steps < self.config.smallest_chunk_steps)
 
     def set_chunks(self, chunk: int, left: int) -> None:
         super().set_chunks(chunk, left)
@@ -133,4 +142,11 @@ class ConformerStack(Encoder):
             return None
         if not self.training or (len(sizes) == 1 and not config.random_first_chunk):
             return Chunks(sizes[0], left)
-        return drawn_chunks(sizes, left, lengths_N, frames, cut=config.random_first_chunk)
+        return drawn_chunks(
+            sizes,
+            left,
+            lengths_N,
+            frames,
+            cut=config.random_first_chunk,
+            only_smallest=self.only_smallest,
+        )

@@ -82,11 +82,12 @@ class Encoder(nn.Module):
         frames = (feature_lengths - self.receptive_field) // self.subsampling_factor + 1
         return frames.clamp(min=0)
 
-    def set_step(self, step: float) -> None:
+    def set_step(self, step: float, optimiser_step: float | None = None) -> None:
         """Set the step of training schedules; called before each training batch.
 
         Args:
             step: number of earlier batches, counted as if each had ten minutes of audio.
+            optimiser_step: number of earlier batches; None: as `step`.
         """
 
     def check_trainable(self) -> None:

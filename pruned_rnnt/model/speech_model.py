@@ -116,7 +116,7 @@ class SpeechModel(nn.Module):
     def set_step(self, step: float) -> None:
         """Set the step of the encoder's schedules to that after `step` optimiser steps."""
         steps = step * self.batch_seconds / _REFERENCE_SECONDS
-        self.encoder.set_step(self.steps_before + steps)
+        self.encoder.set_step(self.steps_before + steps, self.steps_before + step)
 
     def encode(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """(N, T, F) and (N,) -> encoder output (N, T', E) and its lengths."""

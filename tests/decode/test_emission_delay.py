@@ -106,6 +106,9 @@ def test_lines_and_file(tmp_path: Path) -> None:
     assert "train longer, or another seed" in warning
     used_to_it = build_encoder(tiny_conformer(causal=True, random_first_chunk=True))
     assert len(summary_lines(used_to_it, (0, 0), early)) == 2
+    sizes = {"causal": True, "random_first_chunk": True, "chunk_sizes": (8, -1)}
+    *_, warning = summary_lines(build_encoder(tiny_conformer(**sizes)), (0, 0), early)
+    assert "model.encoder.smallest_chunk_steps" in warning
     for own in (delays, early):
         assert len(summary_lines(build_encoder(tiny_conformer()), (0, 0), own)) == 1
     assert summary_lines(build_encoder(tiny_conformer()), (0, 0), []) == []

@@ -165,6 +165,23 @@ def test_conformers_draw_the_chunk_size_of_each_training_utterance(
     torch.testing.assert_close(encoder(features, lengths)[0][0], of_size[2][0])
 
 
+@pytest.mark.parametrize("config", [CONFORMER, FASTCONFORMER], ids=KINDS[:2])
+def test_first_training_steps_have_the_smallest_chunks_alone(config: ConformerSettings) -> None:
+    changes = {"dropout": 0.0, "chunk_sizes": (WHOLE, 8, 4), "smallest_chunk_steps": 2}
+    encoder = make_encoder(dataclasses.replace(config, **changes)).train()  # type: ignore[arg-type]
+    assert set(encoder.state_dict()) == set(make_encoder(config).state_dict())
+    features, lengths = ragged([150, 131])
+    smallest, _ = encoder(features, lengths, chunk_size=4)
+    for step in (0, 1):
+        encoder.set_step(10.0, step)
+        assert torch.equal(encoder(features, lengths)[0], smallest)
+    encoder.set_step(0.5, 2)
+    drawn = [encoder(features, lengths)[0] for _ in range(12)]
+    assert not all(torch.equal(encoded, smallest) for encoded in drawn)
+    encoder.set_step(0.0)
+    assert torch.equal(encoder(features, lengths)[0], smallest)
+
+
 @pytest.mark.parametrize(
     "config",
     # The statistics of a batch norm depend on the other utterances.

@@ -99,7 +99,7 @@ class Zipformer(Encoder):
             )
         self.chunking = (OUTPUT_RATE * chunk, OUTPUT_RATE * left)
 
-    def set_step(self, step: float) -> None:
+    def set_step(self, step: float, optimiser_step: float | None = None) -> None:
         """As `Encoder.set_step`.
 
         To resume exactly, restore this step, the state dict and the states of torch's generators.
