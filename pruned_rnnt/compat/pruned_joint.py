@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.compat.joint_inputs import JointInputs
-from pruned_rnnt.loss.checks import check_finite, check_integer, check_options
+from pruned_rnnt.loss.checks import check_finite, check_flag, check_integer, check_options
 from pruned_rnnt.loss.composed_losses import projection
 from pruned_rnnt.loss.durations import check_omega
 from pruned_rnnt.loss.joiner import Joiner, check_joiner
@@ -161,10 +161,17 @@ class PrunedJointLoss(PrunedTransducerLoss):
 
 
 def check_supported(options: Mapping[str, Any]) -> None:
-    """ValueError for an option that is on and that the pruned loss does not have."""
-    for name, off in (("clamp", 0.0), ("in_place", False), ("validate", False)):
+    """ValueError for an option that is on and that the pruned loss does not have.
+
+    TypeError for one that is no number or flag.
+    """
+    for name, check in (
+        ("clamp", check_finite),
+        ("in_place", check_flag),
+        ("validate", check_flag),
+    ):
         value = options.get(name)
-        if value is not None and value > off:
+        if value is not None and check(name, value) > 0:
             raise ValueError(
                 f"{name} is {value}, which the pruned loss does not have: leave out {name} or "
                 "pruned=..."

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.forward_ad import unpack_dual
 
 from pruned_rnnt.ops.common.library import CONSTRAINED, REGULAR, RNNT_TYPES, accumulator
 from pruned_rnnt.ops.joiner.log_probs import HAT, LOG_PROBS, LOGITS
@@ -35,6 +36,11 @@ def check_tensor(name: str, x: object) -> None:
         raise RuntimeError(
             f"{name} is inside a transform of torch.func (vmap, grad, jvp, ...), which cannot see "
             "into the loss; use its batch axis and torch.autograd.grad"
+        )
+    if not torch.compiler.is_compiling() and unpack_dual(x).tangent is not None:
+        raise RuntimeError(
+            f"{name} is a dual tensor of forward-mode AD, which the losses do not have; use "
+            "torch.autograd.grad, of a tensor without tangent"
         )
 
 

@@ -46,7 +46,6 @@ class LossLayers(Protocol):
     options: LossOptions
     simple_options: SimpleOptions
     vocab_size: int
-    s_range: int
     exact_bounds: bool
     reduction: str
 
@@ -54,13 +53,15 @@ class LossLayers(Protocol):
 
 
 class LossCall(NamedTuple):
-    """Checked inputs of one call, the scales of both losses, and their recursion."""
+    """Checked inputs of one call, the scales of both losses, their recursion, and the band's
+    columns."""
 
     encoder_out: Tensor
     predictor_out: Tensor
     utterances: Utterances
     scales: tuple[float, float]
     recursion: Recursion
+    columns: int
 
 
 def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
@@ -74,7 +75,7 @@ def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
         )
         output = None
     simple = _simple_loss(layers, call)
-    start_NT = _band(layers, simple, call.utterances)
+    start_NT = _band(layers, simple, call)
     pruned_N = _pruned_loss(layers, call, output, start_NT)
     simple_N, emit, blank, *of_tdt = simple
     total_N = scales[0] * simple_N + scales[1] * pruned_N
@@ -85,7 +86,7 @@ def composed_losses(layers: LossLayers, call: LossCall) -> StepLosses:
 
 
 def _simple_loss(layers: LossLayers, call: LossCall) -> SimpleResults:
-    encoder_out, predictor_out, utterances, _, recursion = call
+    encoder_out, predictor_out, utterances, _, recursion, _ = call
     # Dynamo of torch 2.11 passes no result of `_replace` to a function that it keeps as a node.
     options = SimpleOptions(recursion, layers.simple_options.scales)
     batch = utterances.tensors
@@ -104,9 +105,9 @@ def _simple_loss(layers: LossLayers, call: LossCall) -> SimpleResults:
     return simple_loss(inputs, batch, options)
 
 
-def _band(layers: LossLayers, simple: SimpleResults, utterances: Utterances) -> Tensor:
+def _band(layers: LossLayers, simple: SimpleResults, call: LossCall) -> Tensor:
     """The start of the band (N,T)."""
-    lengths, s_range, exact = utterances.lengths, layers.s_range, layers.exact_bounds
+    lengths, s_range, exact = call.utterances.lengths, call.columns, layers.exact_bounds
     if layers.tdt is not None and simple.stay is not None:
         occupancies = (simple.gx, simple.gy, simple.stay)
         durations = layers.tdt.durations
@@ -154,8 +155,8 @@ def _pruned_loss(
 ) -> Tensor:
     """(N,) inside the band. output: of a Joiner whose logits are computed in chunks; None calls the
     joiner and stores them."""
-    frames, positions, utterances, _, recursion = call
-    joiner, s_range = layers.joiner, layers.s_range
+    frames, positions, utterances, _, recursion, s_range = call
+    joiner = layers.joiner
     if isinstance(joiner, Joiner):
         frames = projection(joiner.encoder_proj, frames)
         positions = projection(joiner.decoder_proj, positions)

@@ -204,7 +204,12 @@ class PrunedTransducerLoss(nn.Module):
         if utterances.host_lengths is not None:
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
-        call = LossCall(encoder_out, predictor_out, utterances, scales, recursion)
+        # Columns beyond the last symbol of the batch would cost rows of the joiner. torch.compile
+        # would compile the loss once more for the comparison.
+        columns = self.s_range
+        if not torch.compiler.is_compiling():
+            columns = min(columns, max(rows, 2))
+        call = LossCall(encoder_out, predictor_out, utterances, scales, recursion, columns)
         losses = self._in_one_step(call)
         if losses is None:
             losses = composed_losses(self, call._replace(utterances=utterances.on_device()))
@@ -234,7 +239,7 @@ class PrunedTransducerLoss(nn.Module):
         """The losses by the compiled step; None where that does not apply. torch.compile must see
         each layer, and the step has no prior of the predictor (am_only_scale), does not mix TDT
         with RNN-T (omega), and stores am and lm."""
-        encoder_out, predictor_out, utterances, scales, recursion = call
+        encoder_out, predictor_out, utterances, scales, recursion, columns = call
         joiner = self.joiner
         if not (isinstance(joiner, Joiner) and encoder_out.is_cuda and has_native_step()):
             return None
@@ -274,13 +279,13 @@ class PrunedTransducerLoss(nn.Module):
             options = options._replace(rnnt_type=tdt_topology(self.tdt.durations))
         frames = encoder_out.shape[1]
         chunks = row_chunks(
-            utterances.band_rows(frames, self.s_range),
-            self.s_range,
+            utterances.band_rows(frames, columns),
+            columns,
             logit_bytes=self.vocab_size * dtype.itemsize,
             hidden_bytes=inputs.output_weight.shape[1] * dtype.itemsize,
         )
         counts_rows = False
-        sizes = (frames, self.s_range, *chunks, counts_rows, self.vocab_size)
+        sizes = (frames, columns, *chunks, counts_rows, self.vocab_size)
         plan = StepPlan(
             dtype=dtype,
             differentiable=torch.is_grad_enabled(),

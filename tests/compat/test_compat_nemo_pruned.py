@@ -196,6 +196,13 @@ def test_what_the_pruned_loss_does_not_have_is_refused(model_of: Made) -> None:
             nemo_loss.use(each, pruned=pruned, **options)
         assert each.loss is kept
         assert type(each.joint) is kind
+    for options, message in (
+        ({"in_place": "no"}, "in_place is 'no', needs True or False"),
+        ({"validate": 1}, "validate is 1, needs True or False"),
+        ({"clamp": "0.1"}, "clamp is '0.1'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            nemo_loss.use(model, pruned=pruned, **options)
     with pytest.raises(TypeError, match="pruned is True; it must be a PrunedOptions"):
         nemo_loss.use(model, pruned=True)  # type: ignore[arg-type]
     nemo_loss.use(model, pruned=pruned)

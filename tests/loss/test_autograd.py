@@ -3,6 +3,7 @@ derivatives, gradients of some inputs, torch.compile without graph breaks."""
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from tests.loss.loss_calls import NAMES, make_call
 from tests.loss.loss_cases import DEVICES
@@ -61,6 +62,15 @@ def test_second_derivatives_are_refused(name, only_inputs, upstream_needs_gradie
 
     with pytest.raises(RuntimeError, match="cannot be differentiated again"):
         differentiate_twice()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_mode_is_refused(name) -> None:
+    losses, inputs = make_call(name)
+    with forward_ad.dual_level():
+        duals = [forward_ad.make_dual(x.detach(), torch.ones_like(x)) for x in inputs]
+        with pytest.raises(RuntimeError, match="is a dual tensor of forward-mode AD"):
+            losses(*duals)
 
 
 @pytest.mark.parametrize("device", DEVICES)

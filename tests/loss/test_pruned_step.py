@@ -260,5 +260,5 @@ def test_the_step_takes_no_fake_tensors(monkeypatch) -> None:
         lengths = torch.empty(3, dtype=torch.int32, device="cuda")
         utterances = Utterances(targets, lengths, lengths, None)
         recursion = Recursion(criterion.options)
-        call = LossCall(encoder_out, predictor_out, utterances, (0.5, 1.0), recursion)
+        call = LossCall(encoder_out, predictor_out, utterances, (0.5, 1.0), recursion, 5)
         assert criterion._in_one_step(call) is None

@@ -69,6 +69,33 @@ def test_fused_equals_stored(options, activation, lengths_on, device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("symbols", [[5, 3, 0], [0, 0, 0]])
+@pytest.mark.parametrize("rnnt_type", ["regular", "modified", "constrained", "rna"])
+def test_columns_beyond_the_last_symbol_cost_nothing(rnnt_type, symbols, device) -> None:
+    batch = make_batch([12, 9, 5], symbols, V, 0)
+    columns = max(symbols) + 1
+    encoder = torch.randn(3, 12, E, dtype=torch.float64, device=device)
+    predictor = torch.randn(3, columns, P, dtype=torch.float64, device=device)
+    shapes, results = [], []
+    joiner = CalledJoiner(Joiner(E, P, D, V))
+    joiner.inner.register_forward_hook(lambda _, given, logits: shapes.append(logits.shape))
+    wide = PrunedTransducerLoss(joiner, E, P, V, s_range=40, rnnt_type=rnnt_type)
+    wide = wide.to(device, torch.float64)
+    for s_range in (40, max(columns, 2)):
+        wide.s_range = s_range
+        called = wide(encoder, predictor, batch.targets.to(device), *batch.lengths(device), 0)
+        assert called.bounds.s_range == s_range
+        assert not called.bounds.start.any()
+        wide.joiner = joiner.inner
+        fused = wide(encoder, predictor, batch.targets.to(device), *batch.lengths(device), 0)
+        wide.joiner = joiner
+        torch.testing.assert_close(fused.loss, called.loss)
+        results.append(called.loss)
+    assert {shape[2] for shape in shapes} == {max(columns, 2)}
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_module_equals_the_functions(device) -> None:
     batch, encoder, predictor = example(device)
     module = PrunedTransducerLoss(Joiner(E, P, D, V), E, P, V, s_range=3).to(device, torch.float64)
