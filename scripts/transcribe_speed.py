@@ -147,7 +147,7 @@ def transcribe(
 ) -> tuple[float, int]:
     """Seconds of a pass, and words in the transcripts; kind: their format."""
     with tempfile.TemporaryDirectory() as folder:
-        options = argparse.Namespace(format=kind, output=Path(folder), times=False)
+        options = argparse.Namespace(format=kind, output=Path(folder), times=False, channel=None)
         begin = time.perf_counter()
         with redirect_stdout(io.StringIO()):
             done = run_transcribe(recogniser, inputs, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +98,8 @@ def write_alignments(
     name = place.inputs.split
     failures: list[NotAligned] = []
     doubtful: list[AlignedUtterance] = []
-    aligned = unknown = words = 0
+    unknown: Counter[str] = Counter()
+    aligned = with_unknown = words = 0
     seconds = score = 0.0
     with place.unfinished() as unfinished:
         with AlignmentWriter(unfinished, kind, name, cuts) as writer:
@@ -112,7 +114,8 @@ def write_alignments(
                 score += result.word_score
                 if result.word_score < _DOUBTFUL_SCORE:
                     doubtful.append(result)
-                unknown += result.has_unknown
+                unknown.update(result.unknown)
+                with_unknown += bool(result.unknown)
         if failures:
             lines = (f"{failure.id}\t{failure.reason}\n" for failure in failures)
             list_name = f"{name}-not-aligned.txt"
@@ -133,7 +136,10 @@ def write_alignments(
         logger.warning("and %d more", len(doubtful) - _MAX_NAMED)
     if unknown:
         logger.warning(
-            "%d texts have characters without a token, which were aligned as <unk>", unknown
+            "%d text%s with characters without a token, which were aligned as <unk>: %s",
+            with_unknown,
+            "s" * (with_unknown > 1),
+            ", ".join(list(unknown)[:_MAX_NAMED]) + ", ..." * (len(unknown) > _MAX_NAMED),
         )
     mean = f", score per word {score / aligned:.2f}" if aligned else ""
     paths = location(folder, kind, name)

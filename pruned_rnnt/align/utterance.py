@@ -5,7 +5,7 @@ their tokens and words.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,11 +23,15 @@ from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.calibration import Calibration
 from pruned_rnnt.decode.head_paths import head_paths
 from pruned_rnnt.decode.word_times import (
+    WORD_START,
     TimedToken,
     TimedWord,
     frame_seconds,
     timed_tokens,
     timed_words,
+    word_parts,
+    word_spans,
+    words_of_parts,
 )
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -111,7 +115,8 @@ class AlignedUtterance:
 
     seconds: length of the audio.
     score: log-probability of the path.
-    has_unknown: the text has characters without a token, which were aligned as `<unk>`.
+    words: have the spelling of the text.
+    unknown: words or characters of the text without a token, which were aligned as `<unk>`.
     """
 
     id: str
@@ -120,7 +125,7 @@ class AlignedUtterance:
     tokens: tuple[TimedToken, ...]
     words: tuple[TimedWord, ...]
     score: float
-    has_unknown: bool
+    unknown: tuple[str, ...] = ()
 
     @property
     def word_score(self) -> float:
@@ -193,10 +198,36 @@ def align_encoded(
             text=batch.texts[n],
             seconds=seconds,
             tokens=tokens,
-            words=timed_words(tokenizer, tokens, seconds, calibration),
+            words=_words(tokenizer, batch.texts[n], tokens, seconds, calibration),
             score=path.score,
-            has_unknown=UNKNOWN_ID in symbols,
+            unknown=_unknown_parts(tokenizer, batch.texts[n], symbols),
         )
+
+
+def _words(
+    tokenizer: Tokenizer,
+    text: str,
+    tokens: Sequence[TimedToken],
+    seconds: float,
+    calibration: Calibration | None,
+) -> tuple[TimedWord, ...]:
+    """The words of a path for `text`, as `timed_words`, but without `<unk>`."""
+    symbols = [token.symbol for token in tokens]
+    # A language tag may come first.
+    tags = len(symbols) - len(tokenizer.encode(text))
+    if UNKNOWN_ID not in symbols or symbols[max(tags, 0) :] != tokenizer.encode(text):
+        return timed_words(tokenizer, tokens, seconds, calibration)
+    pieces = [""] * tags + tokenizer.pieces(text)
+    spelt = [token._replace(token=piece) for token, piece in zip(tokens, pieces, strict=True)]
+    texts = ["".join(pieces[first:stop]) for first, stop in word_spans(pieces)]
+    return words_of_parts(
+        word_parts(spelt, seconds, calibration),
+        [text.replace(WORD_START, " ").strip() for text in texts],
+    )
+
+
+def _unknown_parts(tokenizer: Tokenizer, text: str, symbols: list[int]) -> tuple[str, ...]:
+    return tuple(tokenizer.unknown_parts(text)) if UNKNOWN_ID in symbols else ()
 
 
 def _failure_reason(symbols: list[int], frames: int, loss: LossConfig) -> str:

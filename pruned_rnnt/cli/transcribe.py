@@ -25,8 +25,9 @@ _HELP = (
     "MODEL is the folder of a run, a model that `pruned-rnnt export` wrote (torch or onnx),\n"
     "an icefall checkpoint with its bpe.model or tokens.txt beside it, or owner/name, a\n"
     "repository of the Hugging Face hub with one of these.\n"
-    "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3 and sph, with ffmpeg also m4a,\n"
-    "aac, wma and webm. Unreadable files are named, and the exit code is then 1.\n"
+    "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3, sph, aiff, au and caf, with\n"
+    "ffmpeg also m4a, aac, wma and webm. Unreadable files are named, and the exit code is\n"
+    "then 1.\n"
     "Settings of `pruned-rnnt decode` choose the search: decode.method=modified_beam.\n"
     "With --microphone or - for AUDIO, a causal model transcribes live. - reads raw 16-bit\n"
     "samples, one channel at 16 kHz; a wav header before them is skipped:\n"
@@ -57,6 +58,12 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
         type=Path,
         metavar="FOLDER",
         help="write one file for each audio file instead of printing to stdout",
+    )
+    parser.add_argument(
+        "--channel",
+        type=int,
+        metavar="N",
+        help="use this channel of audio files, counted from 0 (default: the mean of all)",
     )
     parser.add_argument(
         "--strict",

@@ -13,10 +13,12 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ import soundfile
 
 # Speech recordings have rates in this range; resampling from other rates would need much memory.
 LOWEST_RATE, HIGHEST_RATE = 1000, 768_000
+# Samples to read at a time.
+_BLOCK = 2**20
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -53,17 +57,22 @@ def main() -> int:
         "feature_dim": settings["feature_dim"],
         "decoding_method": options.method,
     }
+    is_ctc = settings["kind"] in ("ctc", "nemo_ctc")
+    names = ("model",) if is_ctc else ("encoder", "decoder", "joiner")
+    files = {name: str(options.folder / f"{name}{suffix}.onnx") for name in names}
+    if missing := [file for file in files.values() if not Path(file).is_file()]:
+        # sherpa-onnx would end the process.
+        parser.error(
+            f"--precision {options.precision} needs {missing[0]}, which does not exist; export the "
+            f"model again: {_export_command(options, settings)}"
+        )
     kind = sherpa_onnx.OnlineRecognizer if settings["streaming"] else sherpa_onnx.OfflineRecognizer
-    if settings["kind"] in ("ctc", "nemo_ctc"):
+    if is_ctc:
         make = kind.from_zipformer2_ctc if settings["streaming"] else kind.from_zipformer_ctc
         if settings["kind"] == "nemo_ctc":
             make = kind.from_nemo_ctc
-        recogniser = make(model=str(options.folder / f"model{suffix}.onnx"), **shared)
+        recogniser = make(**files, **shared)
     else:
-        files = {
-            name: str(options.folder / f"{name}{suffix}.onnx")
-            for name in ("encoder", "decoder", "joiner")
-        }
         recogniser = kind.from_transducer(**files, **shared, model_type=settings["model_type"])
     code = 0
     for path in options.audio:
@@ -96,6 +105,25 @@ def main() -> int:
     return code
 
 
+def _export_command(options: argparse.Namespace, settings: dict[str, Any]) -> str:
+    """What writes the files; RUN is the model's run, which the folder does not name."""
+    parts = ["pruned-rnnt export RUN --output", shlex.quote(str(options.folder))]
+    if settings["streaming"]:
+        parts.append("--streaming")
+    parts += [
+        f"--{name} {settings[f'{name}_frames']}"
+        for name in ("chunk", "left")
+        if f"{name}_frames" in settings
+    ]
+    # Files that the command does not ask for are removed.
+    wanted = {options.precision, *settings.get("precisions", ())}
+    if quantised := [name for name in ("int8", "int4") if name in wanted]:
+        parts += ["--precision", *quantised]
+    if "fp16" in wanted:
+        parts.append("--fp16")
+    return " ".join(parts)
+
+
 def text_of_tokens(tokens: list[str], settings: dict[str, Any]) -> tuple[str, str]:
     """The text of tokens, and its language if the first tag names one.
 
@@ -116,17 +144,59 @@ def text_of_tokens(tokens: list[str], settings: dict[str, Any]) -> tuple[str, st
 
 def _read(path: str) -> tuple[Any, int]:
     """The samples, mixed to one channel, and their rate."""
-    with _silence_stderr(), soundfile.SoundFile(path) as file:
+    with _silence_stderr(), _opened(path) as file:
         rate = file.samplerate
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
             limits = f"{LOWEST_RATE:,} to {HIGHEST_RATE:,} Hz"
             raise ValueError(f"sampling rate is {rate:,} Hz, needs {limits}")
-        samples = file.read(dtype="float32", always_2d=True).mean(axis=1)
+        blocks = []
+        while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+            blocks.append(block.mean(axis=1))
+    samples = np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
     if not len(samples):
         raise ValueError("no samples")
     if not np.isfinite(samples).all():
         raise ValueError("NaN or infinite samples")
     return samples, rate
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[soundfile.SoundFile]:
+    """Open a file; one without a known end for mp3 files that do not state their length.
+
+    libsndfile would estimate it from the size of the file, and of a variable bit rate leave out the
+    end. In a pipe there is no size.
+    """
+    with soundfile.SoundFile(path) as file:
+        if file.format not in ("MP3", "MPEG") or _states_length(path):
+            yield file
+            return
+    reader, writer = os.pipe()
+    copying = threading.Thread(target=_copy, args=(path, writer))
+    copying.start()
+    try:
+        with soundfile.SoundFile(reader, closefd=False) as file:
+            yield file
+    finally:
+        os.close(reader)
+        copying.join()
+
+
+def _states_length(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        start = file.read(10)
+        if start[:3] == b"ID3":
+            # The size of the tag, seven bits in each byte.
+            file.seek(sum(value << 7 * (3 - i) for i, value in enumerate(start[6:])), 1)
+            start = b""
+        frame = start + file.read(64)
+    return any(name in frame for name in (b"Xing", b"Info", b"VBRI"))
+
+
+def _copy(path: str, writer: int) -> None:
+    # The reader may close the pipe before the end.
+    with suppress(OSError), os.fdopen(writer, "wb") as pipe:
+        pipe.write(Path(path).read_bytes())
 
 
 @contextmanager

@@ -131,6 +131,7 @@ class AudioRecogniser(ABC):
         audio: Audio,
         *,
         sampling_rate: int = ...,
+        channel: int | None = ...,
         on_seconds: Callable[[float], None] | None = ...,
         words: bool = ...,
     ) -> Transcription: ...
@@ -141,6 +142,7 @@ class AudioRecogniser(ABC):
         audio: AudioList,
         *,
         sampling_rate: int = ...,
+        channel: int | None = ...,
         on_seconds: Callable[[float], None] | None = ...,
         words: bool = ...,
     ) -> list[Transcription]: ...
@@ -150,6 +152,7 @@ class AudioRecogniser(ABC):
         audio: Audio | AudioList,
         *,
         sampling_rate: int = SAMPLING_RATE,
+        channel: int | None = None,
         on_seconds: Callable[[float], None] | None = None,
         words: bool = True,
     ) -> Transcription | list[Transcription]:
@@ -162,6 +165,8 @@ class AudioRecogniser(ABC):
             audio: a path; or an array or tensor (S,) of samples of one channel: floats in [-1, 1],
                 or int8, int16, int32 or uint8; or a list or tuple of these.
             sampling_rate: of samples, in Hz; files have their own.
+            channel: of files, counted from 0; None: the mean of all, and a warning, once, if their
+                sound differs.
             on_seconds: called with the seconds read so far of the file or samples.
             words: whether times and confidences of words are wanted; texts alone take less time.
 
@@ -170,12 +175,17 @@ class AudioRecogniser(ABC):
 
         Raises:
             FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.audio_file.read_audio`;
-                ValueError also for samples of another shape, type or range.
+                ValueError also for a channel that a file lacks, and for samples of another shape,
+                type or range.
         """
         recordings = audio if isinstance(audio, list | tuple) else [audio]
         found = []
         for each in self.transcribe_each(
-            recordings, sampling_rate=sampling_rate, on_seconds=on_seconds, words=words
+            recordings,
+            sampling_rate=sampling_rate,
+            channel=channel,
+            on_seconds=on_seconds,
+            words=words,
         ):
             if isinstance(each, Exception):
                 raise each
@@ -188,6 +198,7 @@ class AudioRecogniser(ABC):
         audio: Iterable[Audio | Tensor],
         *,
         sampling_rate: int = SAMPLING_RATE,
+        channel: int | None = None,
         on_seconds: Callable[[float], None] | None = None,
         words: bool = True,
     ) -> Iterator[Transcription | Exception]:
@@ -199,8 +210,8 @@ class AudioRecogniser(ABC):
         Args:
             audio: taken one by one, as late as possible; each as for `transcribe`, or (T, F)
                 features.
-            sampling_rate, on_seconds, words: as for `transcribe`; with on_seconds, no threads read
-                ahead.
+            sampling_rate, channel, on_seconds, words: as for `transcribe`; with on_seconds, no
+                threads read ahead.
 
         Yields:
             The transcription of each recording, in order, or the error for which it has none:
@@ -212,7 +223,9 @@ class AudioRecogniser(ABC):
         """
         if isinstance(audio, str | Path):
             raise ValueError(f"audio is {str(audio)!r}, needs a list of recordings: [{audio!r}]")
-        recordings = self.recordings(audio, sampling_rate=sampling_rate, on_seconds=on_seconds)
+        recordings = self.recordings(
+            audio, sampling_rate=sampling_rate, channel=channel, on_seconds=on_seconds
+        )
         with sharing_processors(), closing(recordings):
             yield from self._transcribe(recordings, words)
 
@@ -221,6 +234,7 @@ class AudioRecogniser(ABC):
         audio: Iterable[Audio | Tensor],
         *,
         sampling_rate: int = SAMPLING_RATE,
+        channel: int | None = None,
         on_seconds: Callable[[float], None] | None = None,
     ) -> Generator[tuple[RecordingReader, Iterable[Segment | WholeRecording]], None, None]:
         """Read recordings as `transcribe_each` does, and yield each with its segments."""
@@ -231,6 +245,7 @@ class AudioRecogniser(ABC):
                 sampling_rate,
                 lengths,
                 self._new_detector,
+                channel=channel,
                 on_seconds=on_seconds,
                 keeps_samples=self._feature_kind.needs_samples,
             )

@@ -60,6 +60,7 @@ class RecordingReader:
     Args:
         audio: a file; or (S,) samples of one channel; or (T, F) features.
         sampling_rate: of samples, in Hz.
+        channel: of files, counted from 0; None: the mean of all.
         lengths: of segments.
         new_detector: makes the detector of speech for a recording that is cut.
         on_seconds: called with the seconds read so far.
@@ -82,6 +83,7 @@ class RecordingReader:
         lengths: SegmentLengths,
         new_detector: Callable[[], SpeechDetector],
         *,
+        channel: int | None = None,
         on_seconds: Callable[[float], None] | None = None,
         keeps_samples: bool = False,
     ) -> None:
@@ -89,6 +91,7 @@ class RecordingReader:
         self.warning = ""
         self._audio = audio
         self._sampling_rate = sampling_rate
+        self._channel = channel
         self._lengths = lengths
         self._new_detector = new_detector
         self._on_seconds = on_seconds
@@ -124,7 +127,7 @@ class RecordingReader:
     def _blocks(self, most: int) -> Iterator[Any]:
         """Blocks (S,) at 16 kHz; a file of at most `most` samples may be one block of integers."""
         if isinstance(self._audio, str | Path):
-            return short_or_blocks(self._audio, most, self._truncated)
+            return short_or_blocks(self._audio, most, self._truncated, self._channel)
         return iter([samples_at_16_khz(self._audio, self._sampling_rate)])
 
     def _truncated(self, how: str) -> None:

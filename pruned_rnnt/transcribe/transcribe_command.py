@@ -22,7 +22,12 @@ from pruned_rnnt.transcribe.live import RawLayout, RawSource, transcribe_raw
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.stream import Stream
-from pruned_rnnt.transcribe.transcription import Transcription, mark_text, transcript
+from pruned_rnnt.transcribe.transcription import (
+    Transcription,
+    is_transcript,
+    mark_text,
+    transcript,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +49,8 @@ class AudioInput(NamedTuple):
 def audio_inputs(arguments: Sequence[str]) -> list[AudioInput]:
     """The files named, and the audio files in the folders named, at any depth, sorted by path.
 
+    Names of audio files that cannot be read are among them, such as links to nothing.
+
     Raises:
         UsageError: a folder has no audio files.
     """
@@ -55,7 +62,7 @@ def _inputs(path: Path) -> Iterator[AudioInput]:
         yield AudioInput(path, path.stem)
         return
     files = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES)
-    files = [file for file in files if file.is_file()]
+    files = [file for file in files if not file.is_dir()]
     if not files:
         raise UsageError(
             f"no audio files below {path}: expected files that end in {', '.join(AUDIO_SUFFIXES)}"
@@ -117,7 +124,8 @@ def run_transcribe(
     """
     done = True
     words = options.times or options.format != "text"
-    results = _transcriptions(recogniser, [item.path for item in inputs], words, console)
+    paths = [item.path for item in inputs]
+    results = _transcriptions(recogniser, paths, words, options.channel, console)
     for item, result in zip(inputs, results, strict=True):
         if isinstance(result, Exception):
             print(f"pruned-rnnt transcribe: {_reason(item.path, result)}", file=sys.stderr)
@@ -161,12 +169,16 @@ def _reason(path: Path, error: Exception) -> str:
 
 
 def _transcriptions(
-    recogniser: AudioRecogniser, paths: Sequence[Path], words: bool, console: Console | None
+    recogniser: AudioRecogniser,
+    paths: Sequence[Path],
+    words: bool,
+    channel: int | None,
+    console: Console | None,
 ) -> Iterator[Transcription | Exception]:
     """Transcribe files under a progress bar: of all files, or in seconds if one takes long."""
     if recogniser.batch_seconds and len(paths) > 1:
         with progress_bar(console, "transcribing, files", len(paths)) as bar:
-            results = recogniser.transcribe_each(paths, words=words)
+            results = recogniser.transcribe_each(paths, channel=channel, words=words)
             for number, result in enumerate(results, start=1):
                 bar.show(number)
                 yield result
@@ -174,7 +186,9 @@ def _transcriptions(
     for number, path in enumerate(paths, start=1):
         name = f"{number}/{len(paths)} {path.name}, seconds"
         with progress_bar(console, name, seconds_in_header(path)) as bar:
-            found = recogniser.transcribe_each([path], on_seconds=bar.show, words=words)
+            found = recogniser.transcribe_each(
+                [path], channel=channel, on_seconds=bar.show, words=words
+            )
             done = list(found)
         yield from done
 
@@ -212,12 +226,16 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         settings: `decode.key=value`.
 
     Raises:
-        UsageError: options exclude each other, a folder has no audio files, or two audio files
-            would be written to the same transcript.
+        UsageError: options exclude each other, a folder has no audio files, two audio files would
+            be written to the same transcript, or a file in the way of one is none.
     """
     live = options.microphone or options.audio == ["-"]
     if live and options.strict:
         raise UsageError("--strict needs audio files")
+    if live and options.channel is not None:
+        raise UsageError("--channel needs audio files: of live audio, the mean is used")
+    if options.channel is not None and options.channel < 0:
+        raise UsageError(f"--channel is {options.channel}, needs 0 or more")
     if options.microphone and options.audio:
         raise UsageError("--microphone cannot be combined with audio files")
     if not options.microphone and not options.audio:
@@ -268,11 +286,15 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
             raise UsageError(f"--output is {options.output}, but {folder} is a file, not a folder")
     for item in inputs:
         target = _target(item, options)
+        if not target.exists():
+            continue
         # Often the text that a person wrote.
-        if target.exists() and target.resolve().parent == item.path.resolve().parent:
+        is_beside = target.resolve().parent == item.path.resolve().parent
+        if is_beside or not is_transcript(target, item.path.name, options.format):
+            which = " beside its audio" if is_beside else ", which is no earlier transcript"
             raise UsageError(
-                f"--output {options.output} would overwrite {target} beside its audio: choose "
-                "another folder, or move that file away"
+                f"--output {options.output} would overwrite {target}{which}: choose another "
+                "folder, or move that file away"
             )
     return inputs
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.word_times import (
@@ -25,6 +27,8 @@ _MOST_SECONDS = 6.0
 _MOST_CHARACTERS = 80
 # And other control characters; surrogates stand for bytes that are no UTF-8.
 _LINE_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Characters to read of a line; the path of an audio file is shorter.
+_MOST_LINE = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,7 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     """
     if kind != "jsonl":
         # A line break in a file's name would begin another line.
-        name = _LINE_BREAKS.sub(lambda found: ascii(found[0])[1:-1], name)
+        name = _LINE_BREAKS.sub(_escaped, name)
     if kind == "srt":
         return _srt(result)
     if kind == "ctm":
@@ -121,13 +125,40 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def is_transcript(file: Path, name: str, kind: str) -> bool:
+    """Whether a file may be an earlier result of `transcript` for the audio file called `name`, in
+    any folder and format of audio; or is empty. Subtitles look alike, whoever wrote them."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            first, second = lines.readline(_MOST_LINE), lines.readline(_MOST_LINE)
+    except (OSError, ValueError):
+        return False
+    if not first:
+        return True
+    if kind == "srt":
+        return first == "1\n" and " --> " in second
+    if kind == "jsonl":
+        return first.startswith('{"file": ')
+    stem = _LINE_BREAKS.sub(_escaped, Path(name).stem)
+    if kind == "ctm":
+        columns = first.removeprefix(";; ").split(" ")
+        return columns[0].rpartition("/")[2] == ctm_name(stem) and columns[1:2] == ["1"]
+    cell, tab, _ = first.partition("\t")
+    return bool(tab) and Path(cell).stem == stem
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
+
+
 def mark_text(mark: Mark) -> str:
     """For example `3.20 to 4.60 s: speech without text`."""
     return f"{mark.start:.2f} to {mark.end:.2f} s: {mark.kind}"
 
 
-def subtitles(words: Sequence[TimedWord]) -> list[list[TimedWord]]:
-    """Group words into subtitles: a new one at each pause, and before one is too long to read."""
+def subtitles(words: Sequence[TimedWord], breaks: Sequence[float] = ()) -> list[list[TimedWord]]:
+    """Group words into subtitles: a new one at each pause and at the times `breaks` in seconds, and
+    before one is too long to read."""
     parts: list[list[TimedWord]] = []
     characters = 0
     for word in words:
@@ -138,6 +169,7 @@ def subtitles(words: Sequence[TimedWord]) -> list[list[TimedWord]]:
             or word.start - part[-1].end > _PAUSE_SECONDS
             or word.end - part[0].start > _MOST_SECONDS
             or characters > _MOST_CHARACTERS
+            or any(part[-1].start < moment <= word.start for moment in breaks)
         ):
             parts.append([word])
             characters = len(word.word)
@@ -147,15 +179,29 @@ def subtitles(words: Sequence[TimedWord]) -> list[list[TimedWord]]:
 
 
 def _srt(result: Transcription) -> str:
-    shown = [
+    # Some players show only one of two subtitles that overlap; other marks are about a text.
+    between = [mark for mark in result.marks if mark.kind == "speech without text"]
+    over = [mark for mark in result.marks if mark not in between]
+    apart = [
         (part[0].start, part[-1].end, " ".join(word.word for word in part))
-        for part in subtitles(result.words)
+        for part in subtitles(result.words, [mark.start for mark in between])
     ]
-    shown += [(mark.start, mark.end, f"[{mark.kind}]") for mark in result.marks]
+    apart = sorted([*apart, *map(_subtitle_of_mark, between)])
+    limits = [start for start, _, _ in apart[1:]] + [math.inf]
+    shown = [
+        (start, min(end, limit), text)
+        for (start, end, text), limit in zip(apart, limits, strict=False)
+    ]
     return "\n".join(
         f"{number}\n{_clock(start)} --> {_clock(end)}\n{text}\n"
-        for number, (start, end, text) in enumerate(sorted(shown), start=1)
+        for number, (start, end, text) in enumerate(
+            sorted([*shown, *map(_subtitle_of_mark, over)]), start=1
+        )
     )
+
+
+def _subtitle_of_mark(mark: Mark) -> tuple[float, float, str]:
+    return mark.start, mark.end, f"[{mark.kind}]"
 
 
 def _clock(seconds: float) -> str:

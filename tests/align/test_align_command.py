@@ -10,14 +10,17 @@ import soundfile
 import torch
 from lhotse import CutSet
 
-from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned, align_file
+from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned, align_batches, align_file
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.features import audio_features
+from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.head_paths import head_paths
 from pruned_rnnt.train.run import load_model, run_config
 from tests.tiny_corpus import WORDS, make_corpus, trained_run
+from tests.tiny_models import tiny_conformer, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +101,41 @@ def test_failures_are_reported(
     shown = capsys.readouterr()
     assert "aligned 1 utterances" in shown.out
     assert "not aligned: 2" in shown.out
-    assert "1 texts have characters without a token" in shown.err
+    assert "1 text with characters without a token" in shown.err
+    assert "as <unk>: blue?\n" in shown.err
     reasons = dict(
         line.split("\t") for line in (tmp_path / "odd-not-aligned.txt").read_text().splitlines()
     )
     assert reasons["test-0"] == "the text is empty"
     assert "80 symbols do not fit into" in reasons["test-1"]
     assert "'modified' emits at most one per frame" in reasons["test-1"]
-    assert [path.stem for path in (tmp_path / "odd").iterdir()] == ["test-2"]
+    (grid,) = (tmp_path / "odd").iterdir()
+    assert grid.stem == "test-2"
+    assert '"blue?"' in grid.read_text()
+    assert grid.read_text().count('"<unk>"') == 1  # among the tokens
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe", "word"])
+def test_words_have_the_spelling_of_the_text(kind: str) -> None:
+    config = TokenizerConfig(kind=kind, vocab_size=20, languages=("en",))
+    tokenizer = train_tokenizer(["nine four two"] * 5, config)
+    network = tiny_model(tiny_conformer(), len(tokenizer))
+    text = "Nine 日 four 本two"
+    symbols = tokenizer.encode(text, "en")
+    batch = Batch(
+        features_NTF=torch.zeros(1, 400, 80),
+        feature_lengths_N=torch.tensor([400]),
+        targets_NU=torch.tensor([symbols]),
+        target_lengths_N=torch.tensor([len(symbols)]),
+        texts=(text,),
+        ids=("a",),
+        durations=(4.0,),
+        words=((),),
+    )
+    (found,) = align_batches(network, [batch], tokenizer)
+    assert isinstance(found, AlignedUtterance)
+    assert " ".join(word.word for word in found.words) == text
+    assert len(found.words) == 4 or kind != "char"
 
 
 def test_file_with_its_text(run: Path, tmp_path: Path) -> None:

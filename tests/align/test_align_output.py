@@ -80,7 +80,6 @@ def utterance(name: str = "a/b 1", extra: int = 0) -> AlignedUtterance:
             for word, start, end in words
         ),
         score=-1.0,
-        has_unknown=False,
     )
 
 

@@ -12,10 +12,12 @@ import pytest
 import soundfile
 import torch
 
-from pruned_rnnt.data.audio.audio_file import read_audio
+from pruned_rnnt.data.audio import waveform
+from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, read_audio
 from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.audio.features import audio_features, batch_features, fbank_extractor
 from pruned_rnnt.data.audio.file_headers import short_wav
+from pruned_rnnt.data.audio.recordings import open_recording
 from pruned_rnnt.data.audio.waveform import resample
 
 SAMPLES = np.random.default_rng(0).integers(-(2**15), 2**15, 4000).astype(np.int16)
@@ -41,6 +43,46 @@ def test_files_become_16_khz(rate: int, suffix: str, channels: int, tmp_path: Pa
     pitch = np.argmax(spectrum) * 16000 / 6000
     assert abs(pitch - 440) < 5
     assert np.abs(samples).max() == pytest.approx(0.5, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("second", "warns"),
+    [
+        ("same", False),
+        ("quieter", False),
+        ("silent", False),
+        ("inverted", True),
+        ("other voice", True),
+    ],
+)
+def test_a_mean_of_different_channels_is_a_warning(
+    second: str,
+    warns: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(waveform, "_named_different", False)
+    noise = 0.01 * np.random.default_rng(0).standard_normal((8000, 2))
+    one = tone(16000)
+    factors = {"same": 1.0, "quieter": 0.1, "silent": 0.0, "inverted": -0.5}
+    other = factors[second] * one if second in factors else tone(16000, pitch=700.0)
+    for name in "ab":
+        path = tmp_path / f"{name}.wav"
+        soundfile.write(path, np.stack([one, other], axis=1) + noise, 16000)
+        read_audio(path)
+    messages = [message for message in caplog.messages if "different sound" in message]
+    assert [message.partition(" ")[0] for message in messages] == [f"{tmp_path}/a.wav"] * warns
+
+
+@pytest.mark.parametrize("suffix", ["aiff", "aif", "au", "caf", "w64", "rf64", "voc", "oga", "mp2"])
+def test_suffixes_of_libsndfile(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a.{suffix}"
+    kinds = {"aif": "AIFF", "oga": "OGG", "mp2": "MP3"}
+    soundfile.write(path, tone(16000), 16000, format=kinds.get(suffix, suffix.upper()))
+    assert path.suffix in AUDIO_SUFFIXES
+    assert len(read_audio(path)) == pytest.approx(8000, abs=2500)
+    assert open_recording(str(path), False).duration == pytest.approx(0.5, abs=0.2)
 
 
 def test_resampling_keeps_samples_at_16_khz() -> None:

@@ -14,7 +14,7 @@ from lhotse import MonoCut, Recording
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.audio_stream import audio_blocks
-from pruned_rnnt.data.audio.recordings import UnusableUtterance, read_samples
+from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording, read_samples
 from pruned_rnnt.data.input.speech_dataset import BadAudio, SpeechDataset
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from tests.data.recorded_speech import write_audio
@@ -100,6 +100,9 @@ def test_m4a_is_decoded_by_ffmpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ValueError, match=r"a\.m4a cannot be read as audio: \.m4a files need the program ffmpeg"
     ):
         read_audio(path)
+    with pytest.raises(UnusableUtterance) as error:
+        open_recording(str(path), False)
+    assert error.value.details == f"{path}: .m4a files need the program ffmpeg; install it"
     programs = fake_ffmpeg(tmp_path / "good", tmp_path / "a.au")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     for read in READERS:

@@ -191,9 +191,40 @@ def test_folder_with_links_and_unusual_names(tmp_path: Path, wav: Path) -> None:
             (source / name).with_suffix(".txt").write_text("hello")
     assert prepare(source, tmp_path / "out") == 0
     assert sorted(reasons(tmp_path / "out")) == [
-        ("b.txt", "second entry of the same id", str(source / "a-b.txt")),
         ("dead.txt", "audio file not found", str(source / "dead.wav")),
+        ("folder.txt", "text file without an audio file of the same name", ""),
         ("u.txt", "text file cannot be read", "Is a directory"),
+    ]
+
+
+def test_paths_that_give_the_same_id_are_different_utterances(tmp_path: Path, wav: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("a-b.wav", "a/b.wav", "c.wav", "d.wav"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).symlink_to(wav)
+        (source / name).with_suffix(".txt").write_text("hello")
+    assert prepare(source, tmp_path / "out") == 0
+    folder = PreparedFolder(tmp_path / "out")
+    cuts = [cut for split in folder.splits() for cut in folder.cuts(split)]
+    found = {str(Path(cut.recording.sources[0].source).relative_to(source)): cut.id for cut in cuts}
+    other = found.pop("a/b.wav")
+    assert found == {"a-b.wav": "a-b", "c.wav": "c", "d.wav": "d"}
+    assert re.fullmatch("a-b-[0-9a-f]{8}", other)
+
+
+def test_texts_of_a_folder_have_audio(tmp_path: Path, wav: Path) -> None:
+    for name in ("UP.WAV", "b.aiff"):
+        (tmp_path / name).symlink_to(wav)
+    for name in ("UP.TXT", "b.txt", "call.txt", "notes.txt"):
+        (tmp_path / name).write_text("hello")
+    (tmp_path / "call.amr").write_bytes(b"#!AMR")
+    found = [(e.id, e.text, e.problem, e.details) for e in FolderSource(tmp_path)]
+    problem = "text file without an audio file of the same name"
+    assert found == [
+        ("UP", "hello", "", ""),
+        ("b", "hello", "", ""),
+        ("call.txt", "", problem, "call.amr has another suffix"),
+        ("notes.txt", "", problem, ""),
     ]
 
 

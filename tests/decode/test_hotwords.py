@@ -76,7 +76,7 @@ def test_search_prefers_hotwords() -> None:
         assert alone[0].score == pytest.approx(boosted[n][0].score, abs=1e-4)
 
 
-def test_file_of_phrases(tmp_path: Path) -> None:
+def test_file_of_phrases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = train_tokenizer(["new york", "work"], TokenizerConfig(kind="char", vocab_size=30))
     path = tmp_path / "hotwords.txt"
     path.write_text("new york\n\nwork :2.5\n")
@@ -114,6 +114,9 @@ def test_file_of_phrases(tmp_path: Path) -> None:
         read_hotwords(path, tokenizer, 1.5)
     path.write_bytes(b"\xef\xbb\xbfnew\r\n" + b"work" * 250)
     assert [len(hotword.symbols) for hotword in read_hotwords(path, tokenizer, 1.5)] == [4, 1001]
+    path.write_text("\n")
+    assert read_hotwords(path, tokenizer, 1.5) == []
+    assert "hotwords.txt has no hotwords" in caplog.text
     with pytest.raises(FileNotFoundError, match=r"no hotwords at .*absent\.txt"):
         read_hotwords(tmp_path / "absent.txt", tokenizer, 1.5)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from tests.data.test_mp3_length import write_without_header
 from tests.transcribe.random_model import sound
 
 
@@ -29,15 +30,15 @@ class Recogniser:
         stream.result = SimpleNamespace(text=" one", tokens=["one"], timestamps=[0.04])
 
 
-def test_other_files_are_transcribed_if_one_cannot_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def recognise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script with a recogniser that needs no model, and a folder for it."""
     sherpa = ModuleType("sherpa_onnx")
     sherpa.OfflineRecognizer = Recogniser  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "sherpa_onnx", sherpa)
-    recognise = importlib.import_module("pruned_rnnt.export.sherpa_script")
+    script = importlib.import_module("pruned_rnnt.export.sherpa_script")
     # Another test may have imported it with the real package.
-    monkeypatch.setattr(recognise, "sherpa_onnx", sherpa)
+    monkeypatch.setattr(script, "sherpa_onnx", sherpa)
     settings = {
         "kind": "transducer",
         "streaming": False,
@@ -47,6 +48,17 @@ def test_other_files_are_transcribed_if_one_cannot_be_read(
     }
     settings |= {"shortest_seconds": 0.1, "tail_seconds": 0.5}
     (tmp_path / "settings.json").write_text(json.dumps(settings))
+    for name in ("encoder", "decoder", "joiner"):
+        (tmp_path / f"{name}.onnx").touch()
+    return script
+
+
+def test_other_files_are_transcribed_if_one_cannot_be_read(
+    recognise: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     wav, silent, text, empty, odd, mp3 = (
         tmp_path / name
         for name in ("a.wav", "silent.wav", "text.wav", "empty.wav", "odd.wav", "a.mp3")
@@ -76,3 +88,45 @@ def test_other_files_are_transcribed_if_one_cannot_be_read(
     ):
         (line,) = [line for line in problems if line.startswith(f"cannot read {path}: ")]
         assert reason in line
+
+
+def test_missing_files_of_a_precision_are_named(
+    recognise: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    streaming = {"streaming": True, "chunk_frames": 16, "left_frames": 64}
+    (tmp_path / "encoder.int8.onnx").touch()
+    for changed, precision, missing, options in (
+        ({}, "int8", "decoder.int8.onnx", "--precision int8"),
+        ({"precisions": ["fp32", "int4"]}, "int8", "decoder.int8.onnx", "--precision int8 int4"),
+        ({"kind": "nemo_ctc"}, "int4", "model.int4.onnx", "--precision int4"),
+        (streaming, "fp16", "encoder.fp16.onnx", "--streaming --chunk 16 --left 64 --fp16"),
+    ):
+        (tmp_path / "settings.json").write_text(json.dumps(settings | changed))
+        arguments = ["recognise.py", "a.wav", "--folder", str(tmp_path), "--precision", precision]
+        monkeypatch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            recognise.main()
+        assert ended.value.code == 2
+        assert (
+            f"--precision {precision} needs {tmp_path / missing}, which does not exist; export the "
+            f"model again: pruned-rnnt export RUN --output {tmp_path} {options}\n"
+        ) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tag", [0, 5000])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_an_mp3_file_without_its_length_is_read_to_the_end(
+    recognise: ModuleType, tmp_path: Path, channels: int, tag: int
+) -> None:
+    path = tmp_path / "a.mp3"
+    samples = write_without_header(path, channels=channels, tag=tag)
+    found, rate = recognise._read(str(path))
+    assert samples <= len(found) <= samples + 3 * 1152
+    assert found.ndim == 1
+    assert rate == 16000
+    soundfile.write(path, sound(2.0), 16000)
+    assert len(recognise._read(str(path))[0]) == 32000

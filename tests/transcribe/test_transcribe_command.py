@@ -231,6 +231,43 @@ def test_texts_beside_the_audio_are_kept(
     # Results of an earlier command, elsewhere, are replaced.
     command[-1] = str(tmp_path / "texts")
     assert main(command) == main(command) == 0
+    (tmp_path / "texts/a.txt").write_text("by hand\n")
+    assert main(command) == EXIT_USAGE
+    assert "texts/a.txt, which is no earlier transcript: choose" in capsys.readouterr().err
+    assert (tmp_path / "texts/a.txt").read_text() == "by hand\n"
+
+
+def test_folders_have_all_formats_and_dead_links(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder.wav").mkdir()
+    soundfile.write(tmp_path / "folder.wav/a.AIFF", sound(1.0), 16000)
+    (tmp_path / "dead.wav").symlink_to(tmp_path / "gone.wav")
+    assert main(["transcribe", str(model), str(tmp_path)]) == EXIT_FAILED
+    shown = capsys.readouterr()
+    assert [line.partition("\t")[0] for line in shown.out.splitlines()] == [
+        str(tmp_path / "folder.wav/a.AIFF")
+    ]
+    assert "dead.wav, a link to a file that does not exist" in shown.err
+
+
+def test_a_channel_can_be_chosen(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    voices = np.stack([sound(2.0), babble(2.0)], axis=1)
+    path = tmp_path / "call.wav"
+    soundfile.write(path, voices, 16000)
+    recogniser = load(model)
+    for channel in (0, 1):
+        soundfile.write(tmp_path / f"{channel}.wav", voices[:, channel], 16000)
+        alone = recogniser.transcribe(tmp_path / f"{channel}.wav")
+        assert recogniser.transcribe(path, channel=channel) == alone
+        assert main(["transcribe", str(model), str(path), "--channel", str(channel)]) == 0
+        assert capsys.readouterr().out == f"{path}\t{alone.text}\n"
+    for file, has in ((path, "its channels are 0 to 1"), (tmp_path / "0.wav", "channel 0 only")):
+        assert main(["transcribe", str(model), str(file), "--channel", "2"]) == EXIT_FAILED
+        assert f"has no channel 2: {'it has ' * ('only' in has)}{has}" in capsys.readouterr().err
+    assert main(["transcribe", str(model), str(path), "--channel", "-1"]) == EXIT_USAGE
 
 
 def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -> ModuleType:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.transcribe.lost_speech import Mark
-from pruned_rnnt.transcribe.transcription import Transcription, subtitles, transcript
+from pruned_rnnt.transcribe.transcription import (
+    Transcription,
+    is_transcript,
+    subtitles,
+    transcript,
+)
 
 
 def words(*items: tuple[str, float, float]) -> tuple[TimedWord, ...]:
@@ -85,6 +91,33 @@ def test_marks_are_in_every_format() -> None:
     )
     lines = transcript(marked, "a", "text", True).splitlines()
     assert [line.split()[2] for line in lines[1:]] == ["one", "twö", "[speech", "[text", "three"]
+
+
+def test_subtitles_do_not_overlap_speech_without_text() -> None:
+    said = words(("one", 0.0, 0.4), ("two", 0.5, 1.2), ("three", 1.5, 1.9))
+    marks = (Mark("speech without text", 0.9, 1.6),)
+    marked = Transcription(text="one two three", words=said, score=0.0, seconds=2.0, marks=marks)
+    times = re.findall(
+        r"00:00:0(\S+) --> 00:00:0(\S+)\n(.+)", transcript(marked, "a", "srt", False)
+    )
+    assert times == [
+        ("0,000", "0,900", "one two"),
+        ("0,900", "1,500", "[speech without text]"),
+        ("1,500", "1,900", "three"),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "srt", "ctm"])
+def test_transcripts_are_known_again(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    name = "a b" if kind == "ctm" else "calls/a b.wav"
+    for result in (example(), replace(example(), text="", words=())):
+        file.write_text(transcript(result, name, kind, True))
+        assert is_transcript(file, "a b.wav", kind)
+        assert is_transcript(file, "a b.flac", kind)
+    for text in ("by hand\n", "b.wav\tby hand\n", '{"text": "by hand"}\n', "a_b by hand\n"):
+        file.write_text(text)
+        assert not is_transcript(file, "a b.wav", kind)
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,18 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.file_headers import describe_truncation, mp3_states_its_length
-from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
+from pruned_rnnt.data.audio.file_headers import describe_truncation
+from pruned_rnnt.data.audio.mp3_length import mp3_states_its_length, with_mp3_length
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, mono, resample
 
 logger = logging.getLogger(__name__)
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".wma", ".webm", ".sph")
 # Formats that libsndfile cannot read.
 _FFMPEG_SUFFIXES = (".m4a", ".aac", ".wma", ".webm")
+AUDIO_SUFFIXES = (
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".mp2", ".sph", ".aif", ".aiff", ".aifc"),
+    *(".au", ".caf", ".w64", ".rf64", ".voc", *_FFMPEG_SUFFIXES),
+)
 # No device records speech at rates outside these bounds. If a rate has no common divisor with
 # 16 kHz, resampling needs memory in proportion to it: 600 MB at the upper bound.
 LOWEST_RATE = 1000
@@ -68,7 +72,7 @@ class AudioFile(Protocol):
 
 @contextmanager
 def open_audio(path: Path | str) -> Iterator[AudioFile]:
-    """Opens a wav, flac, ogg, opus, mp3 or sph file, or through ffmpeg an m4a, aac, wma or webm.
+    """Opens a file of the formats of `AUDIO_SUFFIXES`; m4a, aac, wma and webm through ffmpeg.
 
     Raises:
         FileNotFoundError: no such file.
@@ -78,8 +82,13 @@ def open_audio(path: Path | str) -> Iterator[AudioFile]:
     path = Path(path)
     if path.is_dir():
         raise FileNotFoundError(f"audio file not found: {path} is a folder")
+    if path.exists() and not path.is_file():
+        raise FileNotFoundError(
+            f"audio file not found: {path} is a pipe or a device; save its audio in a file"
+        )
     if not path.is_file():
-        raise FileNotFoundError(f"audio file not found: {path}")
+        dead = ", a link to a file that does not exist" if path.is_symlink() else ""
+        raise FileNotFoundError(f"audio file not found: {path}{dead}")
     opened = _open_with_ffmpeg if path.suffix.lower() in _FFMPEG_SUFFIXES else _open_with_libsndfile
     with opened(path) as file:
         if rate_problem(file.sampling_rate):
@@ -95,7 +104,7 @@ def seconds_in_header(path: Path) -> int | None:
         return None
     try:
         with without_decoder_messages():
-            info = soundfile.info(path)
+            info = soundfile.info(with_mp3_length(path))
     except soundfile.LibsndfileError:
         return None
     known = 0 < info.frames < _UNKNOWN_FRAMES and not rate_problem(info.samplerate)
@@ -148,7 +157,7 @@ def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
 
     try:
         with without_decoder_messages():
-            file = soundfile.SoundFile(path)
+            file = soundfile.SoundFile(with_mp3_length(path))
         with file:
             yield _SoundFile(file, path)
     except soundfile.LibsndfileError as error:
@@ -173,16 +182,6 @@ def read_audio(path: Path | str) -> FloatArray:
     if not parts:
         raise ValueError(f"{path} has no samples")
     return resample(np.concatenate(parts), rate, SAMPLING_RATE)
-
-
-def mono(samples_SC: FloatArray, path: Path | str) -> FloatArray:
-    """(S, C) -> (S,), channels averaged; ValueError naming the file if samples are not finite."""
-    # The mean of one channel takes as long as decoding.
-    is_mono = samples_SC.shape[1] == 1
-    samples_S: FloatArray = samples_SC[:, 0] if is_mono else samples_SC.mean(axis=1)
-    if not np.isfinite(samples_S).all():
-        raise ValueError(f"{path} has NaN or infinite samples")
-    return samples_S
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.audio_file import AudioFile, mono, open_audio
+from pruned_rnnt.data.audio.audio_file import AudioFile, open_audio
 from pruned_rnnt.data.audio.features import (
     FEATURE_DIM,
     FRAME_SAMPLES,
@@ -24,7 +24,7 @@ from pruned_rnnt.data.audio.features import (
     audio_features,
 )
 from pruned_rnnt.data.audio.file_headers import short_wav
-from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, resample
+from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, mono, resample
 
 # Of a file in memory, unless asked for otherwise.
 _BLOCK_SECONDS = 10.0
@@ -43,13 +43,19 @@ def audio_blocks(path: Path | str, seconds: float = _BLOCK_SECONDS) -> Iterator[
 
 
 def short_or_blocks(
-    path: Path | str, most: int, on_truncation: Callable[[str], None]
+    path: Path | str,
+    most: int,
+    on_truncation: Callable[[str], None],
+    channel: int | None = None,
 ) -> Iterator[Pcm16Array | FloatArray]:
     """The blocks of `audio_blocks`; but a file of 16-bit integers with one channel at 16 kHz and at
     most `most` samples is one block (S,) as it is stored.
 
     on_truncation: called after the last block if the file ends before its header says; with how.
+    channel: read instead of the mean.
     """
+    # Samples as they are stored have no channel but 0.
+    most = 0 if channel else most
     of_wav_S = short_wav(path, SAMPLING_RATE, most)
     if of_wav_S is not None:
         yield of_wav_S
@@ -59,17 +65,19 @@ def short_or_blocks(
         if stored_S is not None and len(stored_S):
             yield stored_S
         else:
-            yield from _blocks(file, path, _BLOCK_SECONDS)
+            yield from _blocks(file, path, _BLOCK_SECONDS, channel)
         if truncation := file.truncation():
             on_truncation(truncation)
 
 
-def _blocks(file: AudioFile, path: Path | str, seconds: float) -> Iterator[FloatArray]:
+def _blocks(
+    file: AudioFile, path: Path | str, seconds: float, channel: int | None = None
+) -> Iterator[FloatArray]:
     stream = ResampledStream(file.sampling_rate, SAMPLING_RATE)
     empty = True
     for block_SC in file.blocks(max(1, round(seconds * file.sampling_rate))):
         empty = False
-        yield stream.accept(mono(block_SC, path))
+        yield stream.accept(mono(block_SC, path, channel))
     if empty:
         raise ValueError(f"{path} has no samples")
     yield stream.finish()

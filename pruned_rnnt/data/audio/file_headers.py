@@ -39,9 +39,6 @@ _NIST_CODINGS = (b"pcm", b"ulaw", b"mu-law", b"alaw")
 _OGG_PAGE, _OGG_HEADER = b"OggS", 27
 _MOST_PAGE_BYTES = 65_307
 _SPH_HEADER = 1024
-_ID3_HEADER = 10
-# The name of the length comes after the header and the side information of the frame.
-_MOST_OF_MP3_FRAME = 64
 
 
 class WavHeader(NamedTuple):
@@ -137,23 +134,6 @@ def describe_truncation(path: Path | str) -> str:
     if stated <= found or stated >= _UNKNOWN_BYTES:
         return ""
     return f"it has {max(0, found):,} of {stated:,} bytes of samples"
-
-
-def mp3_states_its_length(path: Path) -> bool:
-    """Whether the first frame of an mp3 file has the number of frames.
-
-    libsndfile estimates the length of others, as those of Common Voice, from the size of the file
-    with its tags.
-    """
-    with path.open("rb") as file:
-        start = file.read(_ID3_HEADER)
-        tag = 0
-        if start[:3] == b"ID3":
-            # Seven bits of each byte.
-            tag = _ID3_HEADER + sum(value << 7 * (3 - i) for i, value in enumerate(start[6:10]))
-        file.seek(tag)
-        frame = file.read(_MOST_OF_MP3_FRAME)
-    return any(name in frame for name in (b"Xing", b"Info", b"VBRI"))
 
 
 def _nist_bytes(header: bytes) -> int:

@@ -16,16 +16,49 @@ from typing import Any
 
 import numpy as np
 from lhotse import AudioSource, Recording
+from lhotse.audio.backend import (
+    CompositeAudioBackend,
+    LibsndfileBackend,
+    get_current_audio_backend,
+    get_default_audio_backend,
+    set_current_audio_backend,
+)
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.audio.audio_file import open_audio, without_decoder_messages
 from pruned_rnnt.data.audio.file_headers import describe_truncation
+from pruned_rnnt.data.audio.mp3_length import with_mp3_length
 from pruned_rnnt.data.audio.waveform import FloatArray
 
 _TRUNCATED = "truncated: fewer samples than the header says"
 # Samples to read at a time.
 _BLOCK = 2**20
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+class _WithMp3Length(LibsndfileBackend):  # type: ignore[misc]  # lhotse has no types
+    def read_audio(self, path_or_fd: Any, *args: Any, **kwargs: Any) -> tuple[FloatArray, int]:
+        read: tuple[FloatArray, int] = super().read_audio(
+            with_mp3_length(path_or_fd), *args, **kwargs
+        )
+        return read
+
+    def info(self, path_or_fd: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().info(with_mp3_length(path_or_fd), *args, **kwargs)
+
+
+def _read_mp3_to_the_end() -> None:
+    """Make lhotse's default reader find the length of mp3 files; a reader that was chosen stays."""
+    default = get_default_audio_backend()
+    if get_current_audio_backend() is default:
+        backends = [
+            _WithMp3Length() if type(b) is LibsndfileBackend else b for b in default.backends
+        ]
+        set_current_audio_backend(CompositeAudioBackend(backends))
+
+
+# At the import, which every process that loads recordings makes, those of data loaders too.
+_read_mp3_to_the_end()
 
 
 class UnusableUtterance(Exception):
@@ -73,15 +106,12 @@ def _opened(audio: str, is_command: bool) -> Recording:
 
 
 def _cause(path: Path, error: Exception) -> str:
-    """The error of libsndfile, which is shorter than lhotse's message about all of its readers."""
-    import soundfile
-
+    """The error of our reader, which is shorter than lhotse's message about all of its readers."""
     try:
-        with without_decoder_messages():
-            soundfile.info(path)
-    except soundfile.LibsndfileError as own_error:
-        return str(own_error.error_string)
-    return last_line(error)
+        with open_audio(path):
+            return last_line(error)
+    except ValueError as own_error:
+        return str(own_error).removeprefix(f"{path} cannot be read as audio: ")
 
 
 def _recording_of_command(command: str) -> Recording:
@@ -90,7 +120,7 @@ def _recording_of_command(command: str) -> Recording:
     try:
         data = _output(command)
         with without_decoder_messages():
-            info = soundfile.info(io.BytesIO(data))
+            info = soundfile.info(with_mp3_length(io.BytesIO(data)))
     except soundfile.LibsndfileError as error:
         raise UnusableUtterance(
             "command of wav.scp wrote no audio", f"{command}: {error}"

@@ -1,19 +1,27 @@
-"""Changes waveforms: resampling, speed, tempo, level and noise.
+"""Changes waveforms: channels, resampling, speed, tempo, level and noise.
 
-Axes: S audio samples.
+Axes: S audio samples, C channels.
 """
 
 from __future__ import annotations
 
+import logging
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+logger = logging.getLogger(__name__)
+
 FloatArray = npt.NDArray[np.float32]
 # Integers of 16 bits: 2**15 times the samples.
 Pcm16Array = npt.NDArray[np.int16]
+# Of one voice in all channels, at any levels, the mean has all of the energy that it can have; of
+# two equally loud voices, one in each channel, half of it.
+_SAME_ENERGY = 0.8
+_named_different = False  # the warning comes once in a process
 
 
 def as_floats(samples_S: FloatArray | Pcm16Array) -> FloatArray:
@@ -22,6 +30,47 @@ def as_floats(samples_S: FloatArray | Pcm16Array) -> FloatArray:
     if samples_S.dtype == np.int16:
         floats_S *= 2**-15
     return floats_S
+
+
+def mono(samples_SC: FloatArray, path: Path | str, channel: int | None = None) -> FloatArray:
+    """(S, C) -> (S,): one channel, counted from 0, or the mean of all.
+
+    The first mean of channels that are not alike is logged as a warning.
+
+    Raises:
+        ValueError: naming the file: it lacks the channel, or samples are not finite.
+    """
+    channels = samples_SC.shape[1]
+    if channel is not None and not 0 <= channel < channels:
+        raise ValueError(
+            f"{path} has no channel {channel}: its channels are 0 to {channels - 1}"
+            if channels > 1
+            else f"{path} has no channel {channel}: it has channel 0 only"
+        )
+    # The mean of one channel takes as long as decoding.
+    takes_mean = channel is None and channels > 1
+    samples_S: FloatArray = samples_SC.mean(axis=1) if takes_mean else samples_SC[:, channel or 0]
+    if not np.isfinite(samples_S).all():
+        raise ValueError(f"{path} has NaN or infinite samples")
+    if takes_mean:
+        _warn_if_different(samples_SC, samples_S, path)
+    return samples_S
+
+
+def _warn_if_different(samples_SC: FloatArray, mean_S: FloatArray, path: Path | str) -> None:
+    global _named_different
+    if _named_different:
+        return
+    energies_C = np.einsum("sc,sc->c", samples_SC, samples_SC, dtype=np.float64)
+    most = np.sqrt(energies_C).mean() ** 2
+    if np.einsum("s,s->", mean_S, mean_S, dtype=np.float64) < _SAME_ENERGY * most:
+        _named_different = True
+        logger.warning(
+            "%s has channels with different sound, and their mean is read, in which speakers "
+            "overlap; `transcribe --channel 0` reads the first one. Only the first such file is "
+            "named",
+            path,
+        )
 
 
 def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> FloatArray:

@@ -190,7 +190,10 @@ def add_corpus_arguments(
         "large corpora",
     )
     limits = UtteranceLimits()
-    channel = "channel to use of files with several channels"
+    channel = (
+        "channel to use of files with several channels; supervisions of lhotse manifests have "
+        "their own, and N only chooses among several of one supervision"
+    )
     shorter, longer = (f"leave out utterances {x} than S seconds" for x in ("shorter", "longer"))
     add_number_arguments(
         data,

@@ -24,7 +24,7 @@ from pruned_rnnt.data.prepare.corpus_options import (
     build_config,
 )
 from pruned_rnnt.data.prepare.corpus_recipe import corpus_report
-from pruned_rnnt.data.prepare.own_sources import open_source
+from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source
 from pruned_rnnt.data.prepare.splits import SingleSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
@@ -148,9 +148,9 @@ class DuplicateIdMarker:
         self._repeated: frozenset[int] | None = None
 
     def __iter__(self) -> Iterator[CorpusEntry]:
-        """The entries as they are in the source."""
+        """The entries as they are in the source; those of `marked` once it was read."""
         if self._repeated is not None:
-            yield from self._entries
+            yield from self.marked()
             return
         digests = array("Q")
         for entry in self._entries:
@@ -161,7 +161,8 @@ class DuplicateIdMarker:
         self._repeated = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
 
     def marked(self) -> Iterator[CorpusEntry]:
-        """The entries; all but the first entry of an id have `problem` set.
+        """The entries; all but the first entry of an id have `problem` set, or, of files in a
+        folder, another id.
 
         Reads the whole source first if no iteration was complete before.
         """
@@ -172,7 +173,11 @@ class DuplicateIdMarker:
         for entry in self._entries:
             if repeated and _digest(entry.id) in repeated:
                 origin = first.setdefault(entry.id, entry.origin)
-                if origin != entry.origin and not entry.problem:
+                if origin == entry.origin or entry.problem:
+                    pass
+                elif isinstance(self._entries, FolderSource):
+                    entry = replace(entry, id=self._entries.other_id(entry))
+                else:
                     entry = replace(entry, problem="second entry of the same id", details=origin)
             yield entry
 

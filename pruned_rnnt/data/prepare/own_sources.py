@@ -6,6 +6,7 @@ entry in memory at a time, and the look-up tables of a Kaldi directory or a pair
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -158,7 +159,7 @@ class FolderSource:
     """Audio files at any depth below `folder`, the text of each in a .txt file of the same stem.
 
     A top-level directory named train, dev or test is the split. Links to folders are followed;
-    each folder is read once.
+    each folder is read once. A text file without audio is an entry with a problem.
 
     Raises ValueError if there is no audio.
     """
@@ -169,6 +170,14 @@ class FolderSource:
         found = False
         for parent, names in self._folders():
             stems: set[str] = set()
+            texts: dict[str, Path] = {}
+            others: dict[str, str] = {}
+            for name in sorted(names):
+                path = Path(parent, name)
+                if path.suffix.lower() == ".txt":
+                    texts[path.stem] = path
+                elif path.suffix.lower() not in AUDIO_SUFFIXES:
+                    others[path.stem] = name
             for name in sorted(names):
                 path = Path(parent, name)
                 if path.suffix.lower() not in AUDIO_SUFFIXES:
@@ -176,7 +185,7 @@ class FolderSource:
                 found = True
                 relative = path.relative_to(self.folder)
                 split = relative.parts[0] if len(relative.parts) > 1 else ""
-                text_path = path.with_suffix(".txt")
+                text_path = texts.get(path.stem, path.with_suffix(".txt"))
                 text, problem, details = _read_text(text_path)
                 if path.stem in stems:
                     problem = "second audio file of the same stem"
@@ -190,11 +199,25 @@ class FolderSource:
                     problem=problem,
                     details=details,
                 )
+            for stem in sorted(texts.keys() - stems):
+                details = f"{others[stem]} has another suffix" if stem in others else ""
+                yield self._text_without_audio(texts[stem], details)
         if not found:
             raise ValueError(
                 f"no audio files below {self.folder}: needs files with the suffix "
                 f"{', '.join(AUDIO_SUFFIXES)} (a Kaldi directory needs `wav.scp` and `text`)"
             )
+
+    def _text_without_audio(self, path: Path, details: str) -> CorpusEntry:
+        # With the suffix, it is the id of no audio.
+        name = path.relative_to(self.folder).as_posix().replace("/", "-")
+        problem = "text file without an audio file of the same name"
+        return CorpusEntry(id=name, origin=str(path), problem=problem, details=details)
+
+    def other_id(self, entry: CorpusEntry) -> str:
+        """An id for an entry whose path gives the id of another one, as sub/a.wav and sub-a.wav."""
+        name = Path(entry.audio).relative_to(self.folder).as_posix()
+        return f"{entry.id}-{hashlib.blake2b(os.fsencode(name), digest_size=4).hexdigest()}"
 
     def _folders(self) -> Iterator[tuple[str, list[str]]]:
         visited: set[tuple[int, int]] = set()

@@ -198,7 +198,10 @@ class PrepareReport:
         if not self.skipped:
             return []
         count = sum(self.skipped_counts.values()) or len(self.skipped)
-        lines = [f"{count:,} file{'s' if count > 1 else ''} skipped:"]
+        # Of a corpus, counts are of utterances, whose file may be one of many or have no fault.
+        what = "utterance" if self.skipped_counts else "file"
+        verb = "left out" if self.skipped_counts else "skipped"
+        lines = [f"{count:,} {what}{'s' if count > 1 else ''} {verb}:"]
         lines += [f"  {file.path}: {file.reason}" for file in self.skipped[:_MAX_SHOWN]]
         if count > _MAX_SHOWN:
             name = "left_out.jsonl" if self.skipped_counts else "prepare.json"

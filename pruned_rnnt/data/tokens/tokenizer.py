@@ -161,11 +161,16 @@ class Tokenizer:
             return not self.has_bytes and all(character not in name for name in self.symbols)
         return UNKNOWN_ID in self.encode(character)
 
+    def pieces(self, text: str) -> list[str]:
+        """What each of the ids of `encode(text)` stands for: names of symbols, and for `<unk>` the
+        part of the text, which may be several words."""
+        found: list[str] = self._processor.encode(self.normalise(text), out_type=str)
+        return found
+
     def unknown_parts(self, text: str) -> list[str]:
         """The words or characters of `text` that become `<unk>`."""
-        text = self.normalise(text)
-        parts = self._processor.encode(text, out_type=str)
-        unknown = [p for p, i in zip(parts, self.encode(text), strict=True) if i == UNKNOWN_ID]
+        spelt = zip(self.pieces(text), self.encode(text), strict=True)
+        unknown = [piece for piece, index in spelt if index == UNKNOWN_ID]
         # A part may be several unknown words.
         return [word for part in unknown for word in part.split(WORD_START) if word]
 

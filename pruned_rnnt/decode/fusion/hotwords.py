@@ -11,6 +11,7 @@ The total of a hypothesis is
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections import deque
@@ -24,6 +25,8 @@ from torch import Tensor
 from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.search.states import Rows
+
+logger = logging.getLogger(__name__)
 
 # Bytes of a line, which has a phrase and its bonus.
 _MAX_LINE_BYTES = 1000
@@ -43,6 +46,8 @@ class Hotword:
 
 def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotword]:
     """Read a file with a phrase per line, optionally with its own bonus: `NEW YORK :2.5`.
+
+    A file without phrases is logged as a warning.
 
     Raises:
         ValueError: a bonus is not a finite number or beyond 1000, a phrase has characters that the
@@ -81,6 +86,8 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
         if inside:
             entries += len(inside) * len(tokenizer)
             hotwords.append(Hotword(symbols=tuple(inside), bonus=value))
+    if not hotwords:
+        logger.warning("%s has no hotwords: it needs one phrase in a line", path)
     return hotwords
 
 

@@ -1,0 +1,138 @@
+"""Gives mp3 files of variable bit rate the length that libsndfile would otherwise estimate.
+
+An mp3 file is a sequence of frames. Encoders write the number of frames into a first one without
+sound, the Xing header, which files lack that were written to a pipe or cut from a stream. For these
+libsndfile divides the size of the file by that of the first frame, and reads at most so many
+samples. In a variable bit rate the frames of silence are small: of a recording that begins with
+speech and goes on with pauses, the end would be missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import mmap
+import re
+from pathlib import Path
+from typing import Any
+
+# Versions in a frame's header; its sampling rate is one of three, divided by the version's number.
+_MPEG_1 = 3
+_DIVISORS = {_MPEG_1: 1, 2: 2, 0: 4}
+_SAMPLING_RATES = (44_100, 48_000, 32_000)
+# Kilobits a second of the indices 1 to 14 in the header of a frame of layer 3.
+_OF_MPEG_1 = (32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
+_OF_OTHERS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+_HEADER = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef].", re.DOTALL)
+_MONO = 3
+_ID3_HEADER = 10
+# The name of the length comes after the header and the side information of the frame.
+_MOST_OF_MP3_FRAME = 64
+
+
+def with_mp3_length(source: Any) -> Any:
+    """What libsndfile should open instead of `source`, the name of a file or a BytesIO.
+
+    A BytesIO with a Xing header for an mp3 file of variable bit rate that has none, else `source`.
+    The estimate for files of one bit rate is right, or too long by their tags.
+    """
+    if isinstance(source, io.BytesIO):
+        return _with_header(source.getvalue()) or source
+    try:
+        # Path.open would triple the time, which all files of other formats take too.
+        with io.FileIO(source) as file:
+            if not _may_be_mp3(file.read(_ID3_HEADER)):
+                return source
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _with_header(data) or source
+    except (OSError, TypeError, ValueError):  # libsndfile's error is the one to show
+        return source
+
+
+def mp3_states_its_length(path: Path) -> bool:
+    """Whether the first frame of an mp3 file has the number of frames.
+
+    libsndfile estimates the length of others, as those of Common Voice, from the size of the file
+    with its tags.
+    """
+    with path.open("rb") as file:
+        start = file.read(_ID3_HEADER)
+        file.seek(_after_tag(start))
+        return _states_length(file.read(_MOST_OF_MP3_FRAME))
+
+
+def _may_be_mp3(start: bytes) -> bool:
+    return start[:3] == b"ID3" or (start[:1] == b"\xff" and start[1:2] >= b"\xe0")
+
+
+def _after_tag(start: bytes) -> int:
+    if start[:3] != b"ID3":
+        return 0
+    # Seven bits of each byte.
+    return _ID3_HEADER + sum(value << 7 * (3 - i) for i, value in enumerate(start[6:10]))
+
+
+def _states_length(frame: bytes) -> bool:
+    return any(name in frame for name in (b"Xing", b"Info", b"VBRI"))
+
+
+def _with_header(data: Any) -> io.BytesIO | None:
+    """The data behind a Xing header; None if they have one, or a single bit rate."""
+    start = bytes(data[:_ID3_HEADER])
+    if not _may_be_mp3(start):
+        return None
+    begin = _after_tag(start)
+    if _states_length(data[begin : begin + _MOST_OF_MP3_FRAME]):
+        return None
+    found = _HEADER.search(data, begin)
+    if found is None or found[0][2] >> 2 & 3 == len(_SAMPLING_RATES):
+        return None
+    header = found[0]
+    frame = _frames_like(header[1] | 1, header[2] >> 2 & 3)
+    first = frame.match(data, found.start())
+    # What looks like a header may be part of a tag or of another format.
+    if first is None or frame.match(data, first.end()) is None:
+        return None
+    bit_rates = [data[each.start() + 2] >> 4 for each in frame.finditer(data, found.start())]
+    if len(set(bit_rates)) == 1:
+        return None
+    return io.BytesIO(_xing_header(header, len(bit_rates)) + data[found.start() :])
+
+
+@functools.cache
+def _frames_like(second: int, rate: int) -> re.Pattern[bytes]:
+    """Finds the frames of a version, which is in the second byte, and an index of sampling rates.
+
+    A frame begins with its bit rate, from which its length follows, and with two bits, of which
+    one lengthens it by a byte and the other has no meaning.
+    """
+    kinds = []
+    for index in range(1, 15):
+        for padding in (0, 1):
+            third = index << 4 | rate << 2 | padding << 1
+            rest = _frame_bytes(second, third) - 3
+            kinds.append(rb"[\x%02x\x%02x].{%d}" % (third, third | 1, rest))
+    # The last bit says that there is no checksum.
+    start = rb"\xff[\x%02x\x%02x]" % (second & 0xFE, second | 1)
+    return re.compile(start + b"(?:" + b"|".join(kinds) + b")", re.DOTALL)
+
+
+def _frame_bytes(second: int, third: int) -> int:
+    version = second >> 3 & 3
+    bit_rates, factor = (_OF_MPEG_1, 144) if version == _MPEG_1 else (_OF_OTHERS, 72)
+    sampling_rate = _SAMPLING_RATES[third >> 2 & 3] // _DIVISORS[version]
+    return factor * 1000 * bit_rates[(third >> 4) - 1] // sampling_rate + (third >> 1 & 1)
+
+
+def _xing_header(header: bytes, frames: int) -> bytes:
+    """A frame of the highest bit rate, in which the number of frames has room, without a sound."""
+    second, third = header[1] | 1, 14 << 4 | header[2] & 0b1100
+    is_mono = header[3] >> 6 == _MONO
+    if second >> 3 & 3 == _MPEG_1:
+        side_information = 17 if is_mono else 32
+    else:
+        side_information = 9 if is_mono else 17
+    # The flag says that the number of frames follows.
+    length = b"Xing" + (1).to_bytes(4, "big") + frames.to_bytes(4, "big")
+    frame = bytes([0xFF, second, third, header[3]]) + bytes(side_information) + length
+    return frame.ljust(_frame_bytes(second, third), b"\0")
