@@ -15,6 +15,7 @@ from lhotse.features.io import NumpyFilesWriter
 from pruned_rnnt.cli import main
 from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.prepared_folder import write_report
+from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.train.experiment import ExperimentConfig
 
@@ -31,12 +32,14 @@ def make_corpus(
     *,
     words: tuple[str, ...] = WORDS,
     prefix: str = "",
+    tokens_from: Path | None = None,
 ) -> Path:
     """Write the splits train, dev and test, and return `folder`; utterances have 1 to 3 words.
 
     Args:
         seed: of the patterns of the words, and of the utterances.
         prefix: of the utterances' ids.
+        tokens_from: another such folder.
     """
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(seed)
@@ -51,7 +54,11 @@ def make_corpus(
                 name = f"{prefix}{split}-{index}"
                 cuts.append(_cut(name, spoken, patterns, rng, writer, folder))
             CutSet.from_cuts(cuts).to_file(folder / f"{split}_cuts.jsonl.gz")
-    train_tokenizer(texts, TokenizerConfig(kind="word", vocab_size=50)).save(folder / "tokens")
+    if tokens_from is not None:
+        tokenizer = Tokenizer.load(tokens_from / "tokens")
+    else:
+        tokenizer = train_tokenizer(texts, TokenizerConfig(kind="word", vocab_size=50))
+    tokenizer.save(folder / "tokens")
     write_report(folder, {"command": "tests"})
     return folder
 

@@ -17,7 +17,11 @@ def batches(data: DataModule, epoch: int, after: int = 0) -> list[list[object]]:
     """Ids and sum of features of the batches of an epoch after the first so many."""
     loader = data.train_loader()
     if after:
-        loader.load_state_dict({**loader.state_dict(after), "epoch": epoch})
+        whole = data.train_loader()
+        whole.set_epoch(epoch)
+        assert len(list(whole)) > after
+        loader.load_state_dict(whole.state_dict(after))
+        assert loader.state_dict(after) == whole.state_dict(after)
     loader.set_epoch(epoch)
     return [[list(batch.ids), batch.features_NTF.double().sum().item()] for batch in loader]
 

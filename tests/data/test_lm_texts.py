@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.input.batch import OtherBatchesError
 from pruned_rnnt.data.input.lm_texts import TextFiles, TextLoader, write_texts
 from tests.data.own_corpus import prepare
 from tests.data.recorded_speech import text_of, write_audio
@@ -74,6 +75,20 @@ def test_loader_resumes_exactly(texts: TextFiles) -> None:
     assert [batch.ids for batch in resumed] == whole
     with pytest.raises(ValueError, match="world_size 2"):
         TextLoader(texts, 20, shuffle=True, seed=3, world_size=2).load_state_dict(state)
+
+
+@pytest.mark.parametrize("changed", [[[9], *TEXTS[1:]], TEXTS[:-1], [*TEXTS[:-1], [3, 3]]])
+def test_other_texts_do_not_continue_an_epoch(
+    texts: TextFiles, changed: list[list[int]], tmp_path: Path
+) -> None:
+    state = TextLoader(texts, 20, shuffle=True).state_dict(4)
+    write_texts(tmp_path, "changed", iter(changed))
+    loader = TextLoader(TextFiles(tmp_path, "changed"), 20, shuffle=True)
+    with pytest.raises(OtherBatchesError, match="after batch 4 of epoch 0: the texts have changed"):
+        loader.load_state_dict(state)
+    loader.load_state_dict({**state, "batches": 0})
+    del state["digest"]
+    loader.load_state_dict(state)
 
 
 def test_missing_and_empty_splits(tmp_path: Path) -> None:

@@ -1,21 +1,26 @@
-"""Settings that --allow-changes changes take effect, those of optimiser and scaler included."""
+"""Settings that --allow-changes changes take effect, those of optimiser and scaler included; and
+data that have changed in the middle of an epoch."""
 
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint, save_checkpoint
+from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.optim.optimiser import (
     OptimiserConfig,
     build_optimiser,
     load_optimiser_state,
 )
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from tests.tiny_corpus import make_corpus, tiny_experiment
 
 FIRST = OptimiserConfig(weight_decay=0.01, clip_scale=2.0)
 SECOND = OptimiserConfig(
@@ -109,3 +114,74 @@ def test_precision_and_average_of_a_continued_run(corpus: Path, tmp_path: Path) 
         tiny_experiment(corpus, run, *changes[1:], "train.steps=4"), allow_changes=True
     )
     assert not again.stepper.scaler.is_enabled()
+
+
+def short_run(
+    data: Path, run: Path, steps: int = 2, *settings: str, allow: bool = False
+) -> Trainer:
+    """A training that ends in the middle of an epoch."""
+    plan = (f"train.steps={steps}", "train.validate_every=100", "data.max_duration=3", *settings)
+    return speech_trainer(tiny_experiment(data, run, *plan), allow_changes=allow)
+
+
+@pytest.mark.parametrize("joining", ["0", "0.9"])
+def test_other_data_do_not_continue_an_epoch(
+    corpus: Path, tmp_path: Path, joining: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    joined = f"data.joining.probability={joining}"
+    short_run(corpus, run, 2, joined).run()
+    moved = shutil.copytree(corpus, tmp_path / "moved")
+    assert short_run(moved, run, 2, joined, "data.num_workers=2").state.counters.batch == 2
+    # The same ids, with other texts and durations.
+    other = make_corpus(tmp_path / "other", seed=1, tokens_from=corpus)
+    with pytest.raises(
+        ConfigError, match=r"after batch 2 of epoch 0: .* other utterances"
+    ) as error:
+        short_run(other, run, 2, joined)
+    assert f"(data.path: {corpus} -> {other}), or pass --allow-changes" in str(error.value)
+    # Data that were prepared again in the same folder.
+    shutil.rmtree(moved)
+    other.rename(moved)
+    with pytest.raises(ConfigError, match="use the data that the run began with"):
+        short_run(moved, run, 2, joined)
+    trainer = short_run(moved, run, 3, joined, allow=True)
+    assert "continuing after as many batches of the new data" in caplog.text
+    assert trainer.run() == "finished"
+    assert trainer.state.counters.batch == 3
+
+
+def test_fewer_data_end_the_epoch_if_changes_are_allowed(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    short_run(corpus, run, 4).run()
+    few = make_corpus(tmp_path / "few", train=3, tokens_from=corpus)
+    with pytest.raises(ConfigError, match="the data now give only"):
+        short_run(few, run, 4)
+    trainer = short_run(few, run, 5, allow=True)
+    assert trainer.run() == "finished"
+    assert (trainer.state.counters.epoch, trainer.state.counters.batch) == (1, 1)
+
+
+def test_checkpoints_of_earlier_versions_know_no_batches(corpus: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    short_run(corpus, run).run()
+    path = run / "checkpoints/step-00000002.pt"
+    values = load_checkpoint(path)
+    del values["samplers"], values["sampler"]["digest"]
+    save_checkpoint(path, values)
+    assert (
+        short_run(
+            make_corpus(tmp_path / "other", seed=1, tokens_from=corpus), run
+        ).state.counters.batch
+        == 2
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [("auto", "cpu"), ("cpu", "auto")])
+def test_device_that_auto_stands_for(
+    corpus: Path, tmp_path: Path, before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    short_run(corpus, tmp_path / "run", 2, f"train.device={before}").run()
+    continued = short_run(corpus, tmp_path / "run", 2, f"train.device={after}")
+    assert continued.state.counters.step == 2

@@ -19,6 +19,7 @@ from pruned_rnnt.train.engine.checkpoint import (
     save_checkpoint,
 )
 from pruned_rnnt.train.engine.state import Counters
+from pruned_rnnt.train.run import read_checkpoint
 
 
 def values(step: int, score: float | None = None) -> dict[str, object]:
@@ -277,10 +278,25 @@ def test_the_newest_of_equals_is_the_best(tmp_path: Path) -> None:
     assert [path.name for path in folder.paths()] == ["step-00000003.pt", "step-00000004.pt"]
 
 
+def test_reader_of_a_damaged_checkpoint_names_the_one_before(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    first, last = folder.save(1, values(1)), folder.save(2, values(2))
+    assert read_checkpoint(last)["counters"]["step"] == 2
+    truncated(last)
+    with pytest.raises(CheckpointError, match=f"damaged.* decode.checkpoint={first} uses the one"):
+        read_checkpoint(last)
+    truncated(first)
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        read_checkpoint(first)
+    assert "decode.checkpoint" not in str(caught.value)
+
+
 def test_best_without_scores_is_none(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     folder.save(1, values(1))
     assert folder.best() is None
+    with pytest.raises(CheckpointError, match="no validation has given a score yet"):
+        load_checkpoint(folder.best())
 
 
 def test_counters_keep_their_names_in_checkpoints() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.gradients import SummedGradients
 from pruned_rnnt.train.engine.report import StepReport
@@ -21,7 +23,7 @@ from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
 from pruned_rnnt.train.optim.owners import Owners
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.padded_batch import padded_batch
-from tests.tiny_corpus import tiny_experiment
+from tests.tiny_corpus import make_corpus, tiny_experiment
 from tests.train.failures import FailInBackward, SlowGradient, run_out_of_memory
 from tests.train.processes import run_ranks
 
@@ -277,6 +279,27 @@ def test_number_of_processes_may_change_if_allowed(
         assert place == 1
         assert steps == 3
         assert outcome == "finished"
+
+
+def two_parts(ranks: Ranks, corpus: Path, moved: Path, other: Path, run: Path) -> str:
+    """Train with two processes, continue with equal data: the error about other data."""
+    settings = ("train.steps=2", "train.validate_every=9")
+    speech_trainer(experiment(corpus, run, *settings), ranks).run()
+    ranks.gather(0)  # wait for the checkpoint
+    assert speech_trainer(experiment(moved, run, *settings), ranks).state.counters.batch == 2
+    with pytest.raises(ValueError, match="other utterances") as caught:
+        speech_trainer(experiment(other, run, *settings), ranks)
+    return str(caught.value)
+
+
+def test_each_process_recognises_its_batches(corpus: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(corpus, tmp_path / "moved")
+    other = make_corpus(tmp_path / "other", seed=1, tokens_from=corpus)
+    run = tmp_path / "run"
+    messages = run_ranks(2, two_parts, corpus, moved, other, run)
+    assert all(f"data.path: {corpus} -> {other}" in message for message in messages)
+    first, second = load_checkpoint(run / "checkpoints/step-00000002.pt")["samplers"]
+    assert first["digest"] != second["digest"]
 
 
 def lines_of_restoring(ranks: Ranks, config: ExperimentConfig) -> list[str]:

@@ -14,6 +14,13 @@ import torch
 from torch import Tensor
 
 
+class OtherBatchesError(ValueError):
+    """The data give other batches than those that a run has used in the epoch that it continues.
+
+    Raised when the loader is at its place in the epoch, so that it can go on with other batches.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlignedWord:
     """A reference word with its start and duration, in seconds from the start of the utterance."""

@@ -8,9 +8,11 @@ Axes: N batch, U symbols.
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pruned_rnnt.data.input.batch import pad_targets
+from pruned_rnnt.data.input.batch import OtherBatchesError, pad_targets
 
 # Number of texts that are sorted by length together, so that batches have little padding.
 _POOL = 8192
+# Number of symbols at each end of the texts that tell them apart.
+_COMPARED = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,13 @@ class TextFiles:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the lengths of all texts, and of the symbols at both ends."""
+        ends = (self._symbols[:_COMPARED], self._symbols[-_COMPARED:])
+        hashed = hashlib.sha256(self._offsets.tobytes() + b"".join(end.tobytes() for end in ends))
+        return hashed.hexdigest()[:32]
 
     def batch(self, indices: NDArray[np.int64]) -> TextBatch:
         """The texts with these numbers, padded."""
@@ -136,6 +147,7 @@ class TextLoader:
         return {
             "epoch": self.epoch,
             "batches": consumed_batches,
+            "digest": self.texts.digest,
             "seed": self.seed,
             "world_size": self.world_size,
         }
@@ -145,6 +157,7 @@ class TextLoader:
 
         Raises:
             ValueError: the state has another seed or world size.
+            OtherBatchesError: some batches of the epoch were of other texts.
         """
         for key, own in (("seed", self.seed), ("world_size", self.world_size)):
             if state[key] != own:
@@ -153,6 +166,12 @@ class TextLoader:
                     f"keep data.{key}={state[key]}, or choose another train.folder"
                 )
         self.epoch, self._skip = state["epoch"], state["batches"]
+        # Checkpoints of earlier versions have no digest.
+        if self._skip > 0 and state.get("digest") not in (None, self.texts.digest):
+            raise OtherBatchesError(
+                f"cannot resume after batch {self._skip} of epoch {self.epoch}: the texts have "
+                "changed; use the texts that the run began with"
+            )
 
     def agree_without_fetching(self, batches: int) -> None:
         """Does nothing, because loading texts needs no collective operations."""

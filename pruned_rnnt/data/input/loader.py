@@ -125,6 +125,7 @@ class BatchLoader:
         return {
             "epoch": self.epoch,
             "batches": consumed_batches,
+            "digest": self.sampler.digest(consumed_batches),
             "seed": self.sampler.seed,
             "world_size": self.world_size,
             "duration_bins": self.sampler.duration_bins,
@@ -135,7 +136,8 @@ class BatchLoader:
         """Resumes after the batches of `state`.
 
         The batches before are sampled again, but not read. Raises ValueError if the seed or the
-        world size differ, or the data have fewer batches.
+        world size differ, and OtherBatchesError if these batches are not those of the state, which
+        has no digest of them in checkpoints of earlier versions.
         """
         for key, own in (("seed", self.sampler.seed), ("world_size", self.world_size)):
             if state[key] != own:
@@ -145,7 +147,7 @@ class BatchLoader:
                 )
         self.sampler.use_bins(state.get("duration_bins"))
         self.sampler.small_batches_epoch = None if "full_batches" in state else state["epoch"]
-        self.sampler.seek(state["epoch"], state["batches"])
+        self.sampler.seek(state["epoch"], state["batches"], state.get("digest"))
 
 
 def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -12,6 +12,7 @@ lhotse's would end a batch at the first long text instead, and make more batches
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,8 @@ from lhotse.dataset.sampling.dynamic import DurationBatcher
 from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
 
 from pruned_rnnt.data.input.augmentation import derived_seed
-from pruned_rnnt.data.input.filters import CutFilter
+from pruned_rnnt.data.input.batch import OtherBatchesError
+from pruned_rnnt.data.input.filters import CutFilter, cut_text
 from pruned_rnnt.data.input.manifest_items import item_of, manifest_items, spread_lines
 
 logger = logging.getLogger(__name__)
@@ -137,8 +139,12 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
         self.first_bins = first_bins
         # Parts of a batch that was split, still to be returned.
         self._parts: deque[CutSet] = deque()
+        # One after each batch of the epoch; workers fetch more batches than training has used.
+        self._digests: list[str] = [""]
 
     def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self._digests = [""]
         super().set_epoch(epoch)
         if hasattr(self.source, "set_epoch"):
             self.source.set_epoch(epoch)
@@ -147,8 +153,23 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
         if not self._just_restored_state:
             self._parts.clear()
             self._last.clear()
+            self._digests = [""]
         super().__iter__()
         return self
+
+    def __next__(self) -> CutSet:
+        batch = super().__next__()
+        known = [(cut.id, cut.duration, cut_text(cut)) for cut in batch]
+        digest = hashlib.sha256(f"{self._digests[-1]}{known}".encode())
+        self._digests.append(digest.hexdigest()[:32])
+        return batch
+
+    def digest(self, batches: int) -> str | None:
+        """Of the ids, durations and texts in the first `batches` batches that this process got.
+
+        None if it has got fewer.
+        """
+        return self._digests[batches] if batches < len(self._digests) else None
 
     def use_bins(self, saved: list[float] | None) -> None:
         """Takes the bounds between buckets of the run that is continued; None if it saved none."""
@@ -157,23 +178,28 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
         elif self.first_bins is not None:
             self.duration_bins = self.first_bins()
 
-    def seek(self, epoch: int, batches: int) -> None:
+    def seek(self, epoch: int, batches: int, digest: str | None = None) -> None:
         """Makes the next iteration start after `batches` batches of `epoch`.
 
-        Raises ValueError if the epoch has fewer batches.
+        digest: of these batches; None if it is not known.
+
+        Raises OtherBatchesError if the batches have another digest, or the epoch has fewer: the
+        next iteration is then empty.
         """
         self.allow_iter_to_reset_state()
         self.set_epoch(epoch)
-        iter(self)
-        for made in range(batches):
-            try:
-                next(self)
-            except StopIteration:
-                raise ValueError(
-                    f"cannot resume after {batches} batches of epoch {epoch}: the data now give "
-                    f"only {made}; use the data that the run began with"
-                ) from None
+        made = sum(1 for _ in islice(self, batches))
         self._just_restored_state = True
+        if made < batches:
+            change = f"give only {made}"
+        elif digest not in (None, self.digest(batches)):
+            change = "have other utterances, durations or texts in them"
+        else:
+            return
+        raise OtherBatchesError(
+            f"cannot resume after batch {batches} of epoch {epoch}: the data now {change}; use "
+            "the data that the run began with"
+        )
 
     def _next_batch(self) -> CutSet:
         if not self._parts:

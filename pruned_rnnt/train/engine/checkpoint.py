@@ -8,7 +8,8 @@ A checkpoint is one dictionary of tensors and plain values:
     model, average    parameters, and their running average (None when switched off)
     mean              plain mean of the parameters since the start, see `ParameterMean`, or None
     optimiser, scaler, sampler, random   states for an exact continuation; `random` one per rank
-    buffers           of the model, one set per rank; none if one process trains
+    buffers, samplers  buffers of the model and states of the sampler, one set per rank; none if one
+                      process trains
     counters          step, epoch, batches of the epoch, ...
     score             error rate of the validation if it was measured, else None
 """
@@ -50,13 +51,15 @@ def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
     )
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Path | None) -> dict[str, Any]:
     """Read a checkpoint into CPU tensors; code in the file is refused.
 
     Raises:
         CheckpointError: missing, truncated, damaged or foreign file, one of a newer version, or one
-            whose parameters are NaN, infinite or huge.
+            whose parameters are NaN, infinite or huge; or None, as from `CheckpointFolder.best`.
     """
+    if path is None:
+        raise CheckpointError("there is no best checkpoint: no validation has given a score yet")
     if not path.is_file():
         raise CheckpointError(f"checkpoint not found: {path}")
     try:

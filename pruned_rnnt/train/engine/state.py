@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pruned_rnnt.config.load import ConfigError, differences, from_dict, to_dict
+from pruned_rnnt.data.input.batch import OtherBatchesError
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
@@ -22,6 +23,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import log_info
 from pruned_rnnt.train.engine.random_state import capture_random_state, restore_random_state
 from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
+from pruned_rnnt.train.engine.train_config import TrainConfig, pick_device
 from pruned_rnnt.train.optim.optimiser import load_optimiser_state
 from pruned_rnnt.train.optim.sharded import whole_state
 
@@ -135,6 +137,7 @@ class TrainingState:
             {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
         )
         tasks = self.ranks.gather(self.task.state_dict())
+        samplers = self.ranks.gather(self.loader.state_dict(self.counters.batch))
         # What several processes keep is gathered in the first one.
         optimiser = whole_state(self.optimiser, is_first=self.ranks.is_first)
         average = self.average.state_dict() if self.average is not None else None
@@ -152,7 +155,8 @@ class TrainingState:
                 "mean": mean,
                 "optimiser": optimiser,
                 "scaler": self.scaler.state_dict(),
-                "sampler": self.loader.state_dict(self.counters.batch),
+                "sampler": samplers[0],
+                "samplers": samplers if self.ranks.world_size > 1 else [],
                 "random": random_states,
                 "buffers": buffers if self.ranks.world_size > 1 else [],
                 "task": tasks,
@@ -169,9 +173,12 @@ class TrainingState:
         """Check the parameters; all processes must call.
 
         Raises:
-            TrainingStopped: a parameter is NaN, infinite or huge.
+            TrainingStopped: a parameter or buffer is NaN, infinite or huge.
         """
-        broken = describe_broken(self.task.model.state_dict())
+        state = dict(self.task.model.state_dict())
+        names = [name for name, _ in self.task.model.named_buffers() if name in state]
+        buffers = {name: state.pop(name) for name in names}
+        broken = describe_broken(state) or describe_broken(buffers, "buffer")
         found = next((text for text in self.ranks.gather(broken) if text), "")
         if not found:
             return
@@ -216,12 +223,11 @@ class TrainingState:
                 "continued, as it has no optimiser state"
             )
         # A setting that is newer than the checkpoint had the value that is now its default.
-        before = to_dict(from_dict(type(self.config), values["config"], "the checkpoint"))
-        changed = [
-            line
-            for line in differences(before, to_dict(self.config))
-            if not line.startswith(_FREE_KEYS)
-        ]
+        before = from_dict(type(self.config), values["config"], "the checkpoint")
+        different = differences(to_dict(before), to_dict(self.config))
+        same_device = _kind_of_device(before.train) == _kind_of_device(self.config.train)
+        free = (*_FREE_KEYS, "train.device") if same_device else _FREE_KEYS
+        changed = [line for line in different if not line.startswith(free)]
         if changed and not allow_changes:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run with another configuration "
@@ -235,7 +241,7 @@ class TrainingState:
         if values["scaler"]:  # empty unless the checkpoint was trained in float16
             self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters.from_state_dict(values["counters"])
-        self._restore_position(values["sampler"], len(values["random"]), allow_changes)
+        self._restore_position(values, different, allow_changes)
         if self.average is not None and values["average"] is not None:
             self.average.load_state_dict(values["average"], values["average_updates"])
         elif self.average is not None:
@@ -298,12 +304,21 @@ class TrainingState:
             ) from error
 
     def _restore_position(
-        self, sampler: dict[str, Any], processes: int, allow_changes: bool
+        self, values: dict[str, Any], different: Sequence[str], allow_changes: bool
     ) -> None:
-        """Restore the position in the epoch, approximately if the number of processes changed."""
-        own = self.ranks.world_size
+        """Restore the position in the epoch, approximately if the number of processes changed.
+
+        Args:
+            different: lines about all settings that have changed since.
+        """
+        own, processes = self.ranks.world_size, len(values["random"])
         if processes == own:
-            self.loader.load_state_dict(sampler)
+            # Checkpoints of earlier versions, and of one process, have the first sampler alone.
+            samplers = values.get("samplers") or [values["sampler"]] * own
+            try:
+                self.loader.load_state_dict(samplers[self.ranks.rank])
+            except OtherBatchesError as error:
+                self._refuse_or_warn(error, different, allow_changes)
             return
         if not allow_changes:
             raise ConfigError(
@@ -324,8 +339,25 @@ class TrainingState:
         self.loader.set_epoch(counters.epoch)
         self.loader.load_state_dict(self.loader.state_dict(counters.batch))
 
+    def _refuse_or_warn(
+        self, error: OtherBatchesError, different: Sequence[str], allow_changes: bool
+    ) -> None:
+        """ConfigError about data that have changed in the middle of an epoch, unless allowed."""
+        paths = [line for line in different if line.startswith(("data.path", "data.old_path"))]
+        where = f" ({'; '.join(paths)})" if paths else ""
+        if not allow_changes:
+            raise ConfigError(
+                f"{self.config.train.folder}: {error}{where}, or pass --allow-changes (in Python: "
+                "allow_changes=True) to continue after as many batches of the new data"
+            ) from error
+        logger.warning("%s: continuing after as many batches of the new data", error)
+
     def restore_random(self) -> None:
         """Restore the random generators in the first call after `restore`."""
         if self._random is not None:
             restore_random_state(self._random)
             self._random = None
+
+
+def _kind_of_device(config: TrainConfig) -> str:
+    return pick_device(config).type if config.device == "auto" else config.device
