@@ -95,6 +95,21 @@ def test_decode_with_the_average_of_the_last_checkpoints(
     assert sorted(run.rglob("step-*.pt")) == before
 
 
+def test_folders_that_cannot_be_written_are_named_before_the_work(
+    run: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("results"))
+    (copy / "results").write_text("")
+    (tmp_path / "file").write_text("")
+    capsys.readouterr()
+    assert main(["decode", str(copy)]) == EXIT_FAILED
+    shown = capsys.readouterr()
+    assert f"cannot write in {copy}/results (File exists): results are stored there" in shown.err
+    assert "WER" not in shown.out
+    assert main(["train", *tiny_overrides(corpus, tmp_path / "file/run")]) == EXIT_FAILED
+    assert "run (Not a directory): choose another train.folder" in capsys.readouterr().err
+
+
 def test_average_of_fewer_checkpoints(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run/checkpoints"

@@ -12,6 +12,7 @@ import pytest
 from pruned_rnnt.config.files import config_file, configs_folder
 from pruned_rnnt.config.load import (
     ConfigError,
+    as_override,
     differences,
     from_dict,
     load_config,
@@ -29,6 +30,7 @@ class Optimiser:
     name: Literal["adamw", "sgd"] = "adamw"
     learning_rate: float = 1e-3
     betas: tuple[float, ...] = (0.9, 0.98)
+    pair: tuple[float, float] = (0.1, 0.2)
     clip: float | None = None
     averaging: Literal["auto", "on", "off"] = "auto"
     nesterov: bool = True
@@ -66,6 +68,7 @@ class Picture:
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     seed: int = 0
+    title: str = ""
     optimiser: Optimiser = field(default_factory=Optimiser)
     picture: Picture = field(default_factory=Picture)
 
@@ -141,6 +144,14 @@ def test_base_cycle_is_refused(tmp_path: Path) -> None:
         ("seed", "not of the form section.key=value"),
         ("=3", "not of the form section.key=value"),
         ("seed=[1", "cannot be read"),
+        ("optimiser.pair=[0.9]", r"'optimiser\.pair=\[0\.9\]': needs 2 values, got 1"),
+        ("seed=010", "override 'seed=010': YAML reads 010 as 8: write a number without leading"),
+        ("seed=-1_0", "YAML reads -1_0 as -10"),
+        ("seed=08", "YAML reads 08 as '08'"),
+        ("optimiser.learning_rate=1:30", "YAML reads 1:30 as 90"),
+        ("optimiser.learning_rate=1:30.5", "YAML reads 1:30.5 as 90.5"),
+        ("optimiser.betas=[0.9,1_0.5]", "YAML reads 1_0.5 as 10.5"),
+        ("title=2024_01_31", "YAML reads 2024_01_31 as 20240131"),
     ],
 )
 def test_errors_name_the_key(override: str, message: str) -> None:
@@ -155,11 +166,28 @@ def test_errors_name_the_key(override: str, message: str) -> None:
         ("- 1\n- 2\n", "at the top level"),
         ("base: absent.yaml\n", r"config file not found.*absent\.yaml \(the `base` of .*\.yaml\)"),
         ("optimiser:\n  lerning_rate: 1\n", r"bad\.yaml.*did you mean"),
+        ("seed: 3\noptimiser:\n  betas: [0.9, 010]\n", r"bad\.yaml, line 3: YAML reads 010 as 8"),
+        (
+            "optimiser.clip: 3\n",
+            "write 'optimiser:' on a line of its own, and 'clip: ...' indented",
+        ),
+        ("base: [a.yaml]\n", r"bad\.yaml: 'base' is \['a\.yaml'\]: it takes the name of one file"),
     ],
 )
 def test_errors_name_the_file(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(Experiment, write(tmp_path / "bad.yaml", text))
+
+
+def test_numbers_and_texts_that_yaml_reads_as_written(tmp_path: Path) -> None:
+    for text in ("0", "0.5", "-3", "1e-3", "0x10", "0.05"):
+        given = load_config(Experiment, None, [f"optimiser.clip={text}"]).optimiser.clip
+        assert given == (16 if text == "0x10" else float(text))
+    texts = ("2024_01", "010", "1:30", "a/b_0:10", "10:70", "true", "a # b", "", "line " * 40)
+    for text in texts:
+        assert load_config(Experiment, None, [as_override("title", text)]).title == text
+    path = write(tmp_path / "c.yaml", "title: '010'  # 010\n")
+    assert load_config(Experiment, path).title == "010"
 
 
 @pytest.mark.parametrize("value", ["${oc.env:SECRET}", "${oc.env", "a ${seed}", "[b, '${seed}']"])

@@ -9,6 +9,7 @@ show no content of a file that is not readable as YAML.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from typing import Any
 _INTERPOLATION = "${"
 # OmegaConf has this bound for files, whose lists can repeat each other as those of a checkpoint.
 _MOST_VALUES = 10_000
+# YAML 1.1 reads 010 as 8, 1:30 as 90 and 1_0 as 10.
+_MISREAD = re.compile(r"[-+]?(0[\d_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?|\d[\d_.]*_[\d_.]*)")
+# Texts without this have no such number. Reading the tokens of a long file takes a while.
+_MAY_BE_MISREAD = re.compile(r"\b0\d|\d:\d|\d_")
 
 
 class ConfigError(ValueError):
@@ -56,8 +61,8 @@ def read_with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, 
     """Name and values of each file: outermost base first, the file at `path` last.
 
     Raises:
-        ConfigError: a file that is missing, unreadable, holds `${...}` or leads to itself, or a
-            base outside the folder of its file.
+        ConfigError: a file that is missing, unreadable, holds `${...}` or a number that YAML reads
+            as another one, or leads to itself; or a base outside the folder of its file.
     """
     if not path.is_file():
         base_note = f" (the `base` of {seen[-1]})" if seen else ""
@@ -68,7 +73,9 @@ def read_with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, 
     base = values.pop("base", None)
     layers = []
     if base is not None:
-        base_path = path.parent / str(base)
+        if not isinstance(base, str):
+            raise ConfigError(f"{path}: 'base' is {base}: it takes the name of one file")
+        base_path = path.parent / base
         if not base_path.resolve().is_relative_to(path.parent.resolve()):
             raise ConfigError(f"{path}: 'base={base}' is not in the folder of the file")
         layers = read_with_bases(base_path, (*seen, path.resolve()))
@@ -79,13 +86,14 @@ def parse_override(item: str) -> Any:
     """The values of one `section.key=value`.
 
     Raises:
-        ConfigError: it has another form, or the value is not YAML or holds `${...}`.
+        ConfigError: it has another form, or the value is not YAML, holds `${...}` or is a number
+            that YAML reads as another one.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError
 
     source = f"override '{item}'"
-    key, equals, _ = item.partition("=")
+    key, equals, text = item.partition("=")
     if not equals or not key or key.startswith("-"):
         raise ConfigError(f"{source} is not of the form section.key=value")
     try:
@@ -94,6 +102,8 @@ def parse_override(item: str) -> Any:
         raise _interpolation(source, key) from error
     except Exception as error:
         raise ConfigError(f"{source} cannot be read: {first_line(error)}") from error
+    for _, problem in _misread_numbers(text):
+        raise ConfigError(f"{source}: {problem} (in a shell in two kinds of them: '\"...\"')")
     return _without_interpolation(values, source)
 
 
@@ -176,7 +186,24 @@ def _read_yaml(path: Path) -> Any:
         raise ConfigError(f"{where}: not readable as YAML: {reason}") from error
     if not isinstance(values, DictConfig):
         raise ConfigError(f"{path}: expected `key: value` lines at the top level")
+    for line, problem in _misread_numbers(path.read_text(encoding="utf-8")):
+        raise ConfigError(f"{path}, line {line}: {problem}")
     return _without_interpolation(values, str(path))
+
+
+def _misread_numbers(text: str) -> Iterator[tuple[int, str]]:
+    """Lines and messages of the numbers in YAML that are read as others than they seem."""
+    import yaml
+
+    if not _MAY_BE_MISREAD.search(text):
+        return
+    for token in yaml.scan(text):
+        if isinstance(token, yaml.ScalarToken) and token.plain and _MISREAD.fullmatch(token.value):
+            yield (
+                token.start_mark.line + 1,
+                f"YAML reads {token.value} as {yaml.safe_load(token.value)!r}: write a number "
+                "without leading zeros, colons and underscores, and a text in quotes",
+            )
 
 
 def leaves(values: Mapping[Any, Any]) -> dict[str, Any]:

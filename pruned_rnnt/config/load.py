@@ -116,6 +116,11 @@ def value_as_yaml(key: str, value: Any) -> str:
     return OmegaConf.to_yaml({key: value}).strip()
 
 
+def as_override(key: str, value: str | Path) -> str:
+    """`section.key=value`, the value in quotes where YAML would not read it as a text."""
+    return f"{key}={value_as_yaml('x', str(value))[3:]}"
+
+
 def plain_yaml(values: Mapping[str, Any]) -> str:
     """Nested plain values as YAML, in their order; texts are quoted where YAML needs it."""
     from omegaconf import OmegaConf
@@ -310,7 +315,12 @@ def _fits(start: Any, key: str, value: Any) -> bool:
 def _unknown_key(start: Any, source: str, full_key: str) -> str:
     """The message about a key that the defaults do not have."""
     known = list(leaves(start)) + _section_names(start)
-    leaf = full_key.rpartition(".")[2]
+    section, _, leaf = full_key.rpartition(".")
+    if full_key in known:
+        return (
+            f"{source}: '{full_key}' has its section in the key: write '{section}:' on a line of "
+            f"its own, and '{leaf}: ...' indented below it"
+        )
     guesses = difflib.get_close_matches(full_key, known, n=1, cutoff=0.6)
     if not guesses:
         by_leaf = {key.rpartition(".")[2]: key for key in known}
@@ -340,6 +350,8 @@ def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
     if _is_list(wanted) and not _is_list(given):
         return f"needs a list, such as {key}=[{'a, b' if given is None else given}]"
     reason = first_line(error)
+    if "does not match type hint length" in reason:
+        return f"needs {reason.rpartition(' ')[2]} values, got {len(given)}"
     if "ListConfig" in reason:
         return "takes one value, not a list"
     return "needs a value, got none" if "'None'" in reason else reason

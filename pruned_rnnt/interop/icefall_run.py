@@ -9,7 +9,7 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 
-from pruned_rnnt.config.load import load_config
+from pruned_rnnt.config.load import as_override, load_config
 from pruned_rnnt.data.tokens.tokenizer import (
     BLANK_ID,
     BLANK_SYMBOL,
@@ -195,7 +195,7 @@ def _settings(sizes: IcefallSizes, output: Path) -> list[str]:
         "optimiser.learning_rate=0.045",
         "schedule.kind=eden",
         "schedule.warm_up_steps=500",
-        f"train.folder={output}",
+        as_override("train.folder", output),
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pruned_rnnt.config.load import as_override
 from pruned_rnnt.report.comparison import has_equal
 from pruned_rnnt.run.result_file import ErrorSummary, ResultFile, find_results
 from pruned_rnnt.system.usage_errors import UsageError
@@ -77,7 +78,7 @@ def read_run(folder: Path, overrides: Sequence[str] = (), pattern: str = "*") ->
         ConfigError: the folder is no run, or a setting is wrong, or changes the training.
         UsageError: the run has results, but none that the pattern matches.
     """
-    overrides = [f"train.folder={folder}", *overrides]
+    overrides = [as_override("train.folder", folder), *overrides]
     config, _ = load_experiment(config_path(folder), overrides, is_run=True)
     check_overrides(folder, config, overrides)
     recogniser = config if isinstance(config, ExperimentConfig) else None

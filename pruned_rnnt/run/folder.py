@@ -5,7 +5,25 @@ docs/run_folder.md says what each holds, and who writes and reads it.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+
+
+def require_writable(folder: Path, advice: str) -> None:
+    """Make a folder if it is missing, and write in it for a moment.
+
+    Args:
+        advice: what to do if that fails, for the message.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"cannot write in {folder} ({error.strerror}): {advice}") from error
 
 
 class RunFolder:

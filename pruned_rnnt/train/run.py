@@ -9,6 +9,7 @@ from typing import Any
 
 from pruned_rnnt.config.load import (
     ConfigError,
+    as_override,
     differences,
     from_dict,
     load_config,
@@ -64,7 +65,7 @@ def run_config(folder: Path, overrides: Sequence[str] = ()) -> ExperimentConfig:
     path = config_path(folder)
     if (task := value_of("task", path)) is not None:
         raise ConfigError(f"{folder} is a run of task {task!r}; this command is for recognisers")
-    overrides = [f"train.folder={folder}", *overrides]
+    overrides = [as_override("train.folder", folder), *overrides]
     config = load_config(ExperimentConfig, path, overrides, is_run=True)
     check_overrides(folder, config, overrides)
     return config
@@ -79,7 +80,7 @@ def check_overrides(folder: Path, config: Any, overrides: Sequence[str]) -> None
     # Few overrides need the second reading, which every start of a command would wait for.
     if all(_is_of_use(item.partition("=")[0]) for item in overrides):
         return
-    place = f"train.folder={folder}"
+    place = as_override("train.folder", folder)
     saved = load_config(type(config), config_path(folder), [place], is_run=True)
     changed = [
         line for line in differences(saved, config) if not _is_of_use(line.partition(":")[0])
@@ -136,6 +137,20 @@ def find_checkpoint(folder: Path, which: str) -> Path:
     return Path(which)
 
 
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """The values of a checkpoint, as `load_checkpoint`, whose message then names an earlier one."""
+    try:
+        return load_checkpoint(path)
+    except CheckpointError as error:
+        earlier = [each for each in CheckpointFolder(path.parent).paths() if each.name < path.name]
+        if not earlier or not path.is_file():
+            raise
+        raise CheckpointError(
+            f"{error}. decode.checkpoint={earlier[-1]} uses the one before it; moving {path.name} "
+            "away does so for all commands"
+        ) from error
+
+
 def load_model(config: ExperimentConfig) -> LoadedModel:
     """The model of `config.decode.checkpoint` on the configured device, with adapters merged.
 
@@ -180,7 +195,7 @@ def _read_checkpoint(folder: Path, which: str) -> tuple[Path, str, dict[str, Any
     """Path, name and values of a checkpoint, as `DecodeConfig.checkpoint` names it."""
     if which != "average":
         path = find_checkpoint(folder, which)
-        return path, path.stem, load_checkpoint(path)
+        return path, path.stem, read_checkpoint(path)
     paths = CheckpointFolder(RunFolder(folder).checkpoints).paths()
     if not paths:
         raise CheckpointError(f"{folder / 'checkpoints'} has no checkpoints")
@@ -208,7 +223,7 @@ def keeps_mean(folder: Path) -> bool:
     Raises:
         CheckpointError: no checkpoint, or an unreadable one.
     """
-    return load_checkpoint(find_checkpoint(folder, "last")).get("mean") is not None
+    return read_checkpoint(find_checkpoint(folder, "last")).get("mean") is not None
 
 
 def average_span(folder: Path, last: int, output: Path) -> tuple[list[Path], int]:
@@ -230,7 +245,7 @@ def average_span(folder: Path, last: int, output: Path) -> tuple[list[Path], int
             "more of them, and --over checkpoints averages the parameters of the checkpoints alone"
         )
     ends = [paths[-last - 1], paths[-1]]
-    start, newest = (load_checkpoint(path) for path in ends)
+    start, newest = (read_checkpoint(path) for path in ends)
     for path, values in zip(ends, (start, newest), strict=True):
         if values.get("mean") is None:
             raise CheckpointError(
@@ -262,8 +277,8 @@ def _mean_checkpoint(folder: Path, last: int) -> tuple[list[Path], dict[str, Any
         )
     chosen = paths[-last:]
     # Keep only the parameters of earlier ones: the rest of a checkpoint is several times as large.
-    states = [load_checkpoint(path)["model"] for path in chosen[:-1]]
-    newest = load_checkpoint(chosen[-1])
+    states = [read_checkpoint(path)["model"] for path in chosen[:-1]]
+    newest = read_checkpoint(chosen[-1])
     mean = mean_of_states([*states, newest["model"]])
     return chosen, {**newest, "model": mean, "average": None, "mean": None, "score": None}
 

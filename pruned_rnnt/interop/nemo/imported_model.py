@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict
+from pruned_rnnt.config.load import ConfigError, as_override, differences, load_config, to_dict
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, nemo_features
 from pruned_rnnt.data.audio.samples import samples_at_16_khz
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array
@@ -259,7 +259,7 @@ def read_run(path: Path, output: Path, overrides: Sequence[str] = ()) -> NemoRun
     model = imported.model
     data: dict[str, Any] = {"features": "waveform"}
     base = {"data": data, "model": to_dict(model.config), "loss": to_dict(model.loss_config)}
-    settings = [*_DECODE_SETTINGS, f"train.folder={output}", *overrides]
+    settings = [*_DECODE_SETTINGS, as_override("train.folder", output), *overrides]
     layer = f"the settings of {path}", base
     config = load_config(ExperimentConfig, None, settings, base=layer)
     if config.loss.has_ctc_head:

@@ -26,7 +26,7 @@ from pruned_rnnt.model.language_model import (
 )
 from pruned_rnnt.model.saved_file import UnusableFileError
 from pruned_rnnt.train.engine.bad_steps import report_too_large
-from pruned_rnnt.train.engine.checkpoint import CheckpointError, load_checkpoint
+from pruned_rnnt.train.engine.checkpoint import CheckpointError
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog
 from pruned_rnnt.train.engine.memory import out_of_memory_in
@@ -35,7 +35,7 @@ from pruned_rnnt.train.engine.run_files import check_tokens, run_tokenizer, save
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, ParameterGroup
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
-from pruned_rnnt.train.run import config_path, find_checkpoint
+from pruned_rnnt.train.run import config_path, find_checkpoint, read_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -222,7 +222,7 @@ def load_language_model(folder: Path, device: torch.device) -> tuple[LanguageMod
     if value_of("task", config_path(folder)) != "lm":
         raise CheckpointError(f"{folder} is no run of a language model: check decode.fusion.lm")
     path = find_checkpoint(folder, "best")
-    values = load_checkpoint(path)
+    values = read_checkpoint(path)
     saved = from_dict(LanguageModelExperiment, values["config"], str(path))
     state = values["average"] if values["average"] is not None else values["model"]
     try:
