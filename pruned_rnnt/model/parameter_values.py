@@ -16,12 +16,13 @@ _DIGITS = 16
 
 
 @torch.no_grad()
-def describe_broken(state: Mapping[str, Tensor]) -> str:
+def describe_broken(state: Mapping[str, Tensor], kind: str = "parameter") -> str:
     """Describe the first tensor with NaN, infinite or huge values; empty if there is none.
 
     Args:
         state: parameters and buffers by name, as `nn.Module.state_dict` returns them, on any
             device. Tensors that are not floating-point are ignored.
+        kind: what they are called.
 
     Returns:
         For example "parameter ctc_head.bias has NaN values (3 of 50); 7 more are broken".
@@ -47,7 +48,7 @@ def describe_broken(state: Mapping[str, Tensor]) -> str:
         return ""
     name, largest = broken[0]
     others = f"; {len(broken) - 1} more are broken" if len(broken) > 1 else ""
-    return f"parameter {name} {_fault(tensors[name], largest)}{others}"
+    return f"{kind} {name} {_fault(tensors[name], largest)}{others}"
 
 
 def _fault(value: Tensor, largest: float) -> str:

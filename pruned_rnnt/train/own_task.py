@@ -63,7 +63,7 @@ class OwnLosses:
 class OwnTask:
     """`engine.task.Task` of the user's own objects; see `pruned_rnnt.train.Trainer`.
 
-    has_names: a batch has shown that `batch_ids` gives names.
+    part_names: of the losses of the first batch; empty before it.
     """
 
     model: nn.Module
@@ -72,7 +72,11 @@ class OwnTask:
     batch_size: Callable[[Any], BatchSize]
     validation: Callable[[Any], float] | None
     batch_ids: Callable[[Any], Sequence[str]] | None
-    has_names: bool = False
+    part_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._known = {id(p) for p in self.model.parameters()}
+        self._frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
 
     def parameter_groups(self) -> Sequence[ParameterGroup]:
         return ()
@@ -92,10 +96,10 @@ class OwnTask:
         return found
 
     def losses(self, batch: OwnBatch, step: int) -> OwnLosses:
-        if not self.has_names:
+        if not self.part_names:
             self._names(batch)
-            self.has_names = True
         found = self.loss(self.model, batch.content, step)
+        self._check_frozen(step)
         parts = {"total": found} if isinstance(found, Tensor) else found
         if not isinstance(parts, Mapping) or "total" not in parts:
             about = (
@@ -118,11 +122,51 @@ class OwnTask:
                 f"loss returned {total.dtype} values that do not depend on the model's parameters, "
                 "needs floating-point values computed with gradients"
             )
+        if not self.part_names:
+            self._check_leaves(total)
+            self.part_names = tuple(parts)
+        elif parts.keys() != set(self.part_names):
+            raise ValueError(
+                f"loss returned the keys {sorted(map(str, parts))}, and before "
+                f"{sorted(map(str, self.part_names))}; needs the same for each batch: return zeros "
+                "for a part that a batch does not have"
+            )
         return OwnLosses(
             objective=total.sum(),
             total=total.detach(),
-            parts={name: each.detach() for name, each in parts.items() if name != "total"},
+            # Always in this order, in which the engine adds them.
+            parts={name: parts[name].detach() for name in self.part_names if name != "total"},
         )
+
+    def _check_frozen(self, step: int) -> None:
+        """Gradients, averages and the optimiser are set up for the parameters trained at first."""
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise ValueError(
+                    f"parameter {name} requires a gradient after {step} steps, but did not when "
+                    "the Trainer was built, so that it would not be trained: build the Trainer "
+                    "with the part unfrozen, and freeze it in loss while it is not to be trained, "
+                    "such as model.part.requires_grad_(step >= 1000)"
+                )
+
+    def _check_leaves(self, total: Tensor) -> None:
+        """ValueError if a loss has a gradient for a parameter outside of the model."""
+        seen = set()
+        waiting = [total.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)  # of the nodes that accumulate gradients
+            if isinstance(leaf, nn.Parameter) and id(leaf) not in self._known:
+                raise ValueError(
+                    f"loss depends on a parameter of shape {tuple(leaf.shape)} that was not in "
+                    "model when the Trainer was built, so that it would not be trained: make its "
+                    "module, such as a criterion, a part of the model, or freeze it with "
+                    "requires_grad_(False)"
+                )
+            waiting += [each for each, _ in node.next_functions]
 
     def utterances(self, batch: OwnBatch) -> list[Utterance]:
         try:
@@ -154,13 +198,16 @@ class OwnTask:
     def validate(self, step: int, log: RunLog | None) -> float | None:
         if self.validation is None:
             return None
-        training = self.model.training
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             with torch.no_grad():
                 score = self.validation(self.model)
         finally:
-            self.model.train(training)
+            # Outer modules come first, as `train` also changes the modules in them.
+            for module, mode in modes:
+                if module.training != mode:
+                    module.train(mode)
         if not isinstance(score, Real):
             raise TypeError(f"validate returned {_name(score)}, needs a number, lower for better")
         if log is not None:

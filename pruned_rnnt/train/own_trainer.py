@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.train.engine import trainer as engine
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -35,14 +36,17 @@ class Trainer:
     result as without the interruption.
 
     Args:
-        model: on its device, the CPU or a GPU. A new run starts from its parameters.
+        model: on its device, the CPU or a GPU. A new run starts from its parameters. Frozen ones
+            (without `requires_grad`) must stay so. Of a model in training mode, modules in
+            evaluation mode stay in it; a model in evaluation mode is put into training mode.
         batches: each iteration gives the batches of an epoch, of any type: a list, a DataLoader, an
             object with `__iter__`. `set_epoch(epoch)`, if it has one, is called before. Given the
             epoch and Python's, numpy's and torch's global generators, which the trainer seeds, the
             batches must be the same each time: a continued run reads an epoch from its start.
         loss: `loss(model, batch, step)` -> (N,), the loss of each utterance, or a mapping of names
-            to such tensors, of which `total` is minimised and the others are logged. It moves the
-            batch to the device. step: number of steps done.
+            to such tensors, the same names for each batch, of which `total` is minimised and the
+            others are logged. All parameters that it trains are in the model. It moves the batch to
+            the device. step: number of steps done.
         size: `size(batch)` -> the batch's number of utterances N, and of frames: the sum of the
             losses of a step is divided by the sum of its frames. Frames equal to utterances give
             the mean over utterances.
@@ -141,6 +145,7 @@ class Trainer:
             make_task=lambda *_: task,
             optimiser=optimiser if isinstance(optimiser, torch.optim.Optimizer) else None,
             own_log=None if log is None else _OwnLog(log),
+            keeps_modes=True,
         )
         self.model = model
         self.optimiser = self._trainer.optimiser
@@ -238,6 +243,11 @@ def _device_of(model: nn.Module) -> torch.device:
                 f"model.state_dict() has {name!r} of type {type(value).__name__}, which cannot be "
                 "saved safely; needs tensors"
             )
+    if broken := describe_broken(model.state_dict(), "model.state_dict():"):
+        raise ValueError(
+            f"{broken}, which is refused as diverged: start from other values; a constant, such as "
+            "a mask, needs register_buffer(..., persistent=False)"
+        )
     return device
 
 

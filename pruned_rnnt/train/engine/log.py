@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -71,7 +72,7 @@ class RunLog:
                 for line in read_metrics(folder)
                 if line["step"] < step or (line["step"] == step and line["group"] not in redo)
             ]
-            write_lines(metrics, map(json.dumps, kept))
+            write_lines(metrics, map(_metrics_line, kept))
             self._metrics = metrics.open("a", encoding="utf-8")
             opened = open_loggers(loggers, folder, step, settings or {})
             self._loggers = dict(zip(loggers, opened, strict=True))
@@ -120,7 +121,8 @@ class RunLog:
     def scalars(self, group: str, step: int, values: Mapping[str, float]) -> None:
         """Write one line of metrics.jsonl, and show each value as `group/name`."""
         if self._metrics is not None:
-            self._metrics.write(json.dumps({"group": group, "step": step, **values}) + "\n")
+            line = _metrics_line({"group": group, "step": step, **values})
+            self._metrics.write(line + "\n")
             self._metrics.flush()
         self._in_each(lambda each: each.scalars(group, step, values))
 
@@ -212,7 +214,10 @@ def log_file(folder: Path, rank: int) -> Iterator[None]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Lines of a run's metrics.jsonl without damaged ones (after a kill or on a full disk)."""
+    """Lines of a run's metrics.jsonl without damaged ones (after a kill or on a full disk).
+
+    A value that is null, which stands for NaN and infinity, is NaN.
+    """
     path = RunFolder(folder).metrics
     if not path.is_file():
         return []
@@ -222,9 +227,21 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             line = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int) and _are_metrics(line):
-            lines.append(line)
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            line = {name: math.nan if value is None else value for name, value in line.items()}
+            if _are_metrics(line):
+                lines.append(line)
     return lines
+
+
+def _metrics_line(values: Mapping[str, Any]) -> str:
+    """A line of metrics.jsonl. JSON has no NaN and infinity, so they are null."""
+    return json.dumps(
+        {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+    )
 
 
 def _are_metrics(line: Mapping[str, Any]) -> bool:

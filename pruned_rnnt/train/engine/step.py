@@ -40,6 +40,7 @@ from pruned_rnnt.train.engine.report import (
     Utterance,
     total_size,
 )
+from pruned_rnnt.train.engine.running_statistics import RunningStatistics
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
@@ -120,6 +121,7 @@ class Stepper:
         graphs = getattr(task.model, "encoder_graphs", None)
         captured = graphs.gradients if isinstance(graphs, EncoderGraphs) else None
         self.gradients = gradients_of(self.parameters, ranks, owners, captured)
+        self._statistics = RunningStatistics(task.model)
         self._copies = BatchCopies(self.device)
         self.reads_late = self.device.type == "cuda" and isinstance(optimiser, ConditionalOptimiser)
         self._last: Step | None = None
@@ -148,6 +150,7 @@ class Stepper:
         # All processes reach the same decision about the step, as they compute it from sums.
         sums = self.ranks.start_sum([size.frames, float(stop_requested)])
         self.gradients.start()
+        self._statistics.keep()
 
         def passes() -> None:
             for index, batch in enumerate(batches):
@@ -185,14 +188,18 @@ class Stepper:
         if has_gradients:
             this.result = HostCopy([values_K])
             if self.reads_late:
-                self._update(values_K[0].isfinite() & (values_K[2:4].sum() == 0))
+                applies = values_K[0].isfinite() & (values_K[2:4].sum() == 0)
+                self._update(applies)
+                self._statistics.put_back(applies)
             elif self._problem(this):
                 self.gradients.start()
+                self._statistics.put_back()
             else:
                 self._update(None)
             self.scaler.update()
         else:
             self.gradients.start()
+            self._statistics.put_back()
         self._last = this
         if not self.reads_late:
             this.report()

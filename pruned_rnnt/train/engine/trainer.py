@@ -16,7 +16,7 @@ from pruned_rnnt import backend_summary
 from pruned_rnnt.config.load import ConfigError, to_dict, to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.model.kernels.available import set_mode
-from pruned_rnnt.run.folder import RunFolder
+from pruned_rnnt.run.folder import RunFolder, require_writable
 from pruned_rnnt.system.device import start_device
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
@@ -53,6 +53,7 @@ class Trainer:
         make_task: builds the task from the configuration, the ranks and the device.
         optimiser: of the task's parameters; None for the configured one.
         own_log: another logger of the run.
+        keeps_modes: leave the modules of a model in training mode in the modes that they have.
 
     Raises:
         ConfigError: the run's folder holds checkpoints of another configuration.
@@ -70,6 +71,7 @@ class Trainer:
         make_task: Callable[[Any, Ranks, torch.device], Task],
         optimiser: torch.optim.Optimizer | None = None,
         own_log: MetricLogger | None = None,
+        keeps_modes: bool = False,
     ) -> None:
         self.config = config
         self.folder = Path(config.train.folder)
@@ -77,6 +79,7 @@ class Trainer:
             raise ConfigError(f"train.folder is {self.folder}, which is no folder: name another")
         require_loggers(config.train.loggers)
         self._own_log = own_log
+        self._keeps_modes = keeps_modes
         self.ranks = ranks or Ranks()
         self.console = console or Console()
         if config.train.threads > 0:
@@ -275,7 +278,8 @@ class Trainer:
             batches = iter(self.state.loader)
         self.groups.watch_workers(stack)
         self.state.restore_random()
-        self.model.train()
+        if not (self._keeps_modes and self.model.training):
+            self.model.train()
         for group, count in self.groups.groups(batches):
             self.state.counters.batch += count
             yield group
@@ -285,9 +289,14 @@ class Trainer:
         scale = learning_rate_scale(
             self.config.schedule, counters.step, counters.epoch, self.config.train.steps
         )
-        for group in self.optimiser.param_groups:
-            # Checkpoints of earlier versions have no `rate`.
-            group["lr"] = self.config.optimiser.learning_rate * scale * group.get("rate", 1.0)
+        for number, group in enumerate(self.optimiser.param_groups):
+            if "rate" not in group:
+                raise ValueError(
+                    f"group {number} of the optimiser, with the learning rate {group['lr']:g}, was "
+                    "added or loaded after the Trainer was built, so that it has no peak of the "
+                    "schedule: give the optimiser all groups and states before"
+                )
+            group["lr"] = self.config.optimiser.learning_rate * scale * group["rate"]
 
     def _due(self, every: int) -> bool:
         """Whether something is due that is done every `every` steps; never for 0."""
@@ -328,8 +337,15 @@ class Trainer:
             score = self.task.validate(self.state.counters.step, log)
         self.state.counters.validation_due = False
         if score is not None and not math.isfinite(score):
+            if self.ranks.is_first:
+                logger.warning(
+                    "step %d validation: the score is %s, which counts as no improvement",
+                    self.state.counters.step,
+                    score,
+                )
+            self.state.counters.add_score(math.inf)
             score = None  # infinity and NaN cannot be compared
-        if score is not None:
+        elif score is not None:
             self.state.counters.add_score(score)
         self.state.save(self.checkpoints, score=score)
 
@@ -350,7 +366,7 @@ class Trainer:
     def _open_logs(self, stack: ExitStack) -> None:
         step = self.state.counters.step
         if self.ranks.is_first:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            require_writable(self.folder, "choose another train.folder")
             stack.enter_context(exclusive_folder_lock(self.folder, "is being trained"))
         stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
