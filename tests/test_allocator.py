@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -59,3 +60,37 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.split() == ["kept", "atexit"], done.stderr
+
+
+@pytest.mark.parametrize("profiler", ["", "libinjection.so"])
+def test_a_process_ends_without_taking_its_modules_apart(profiler: str) -> None:
+    program = """
+import os
+from pruned_rnnt.system.allocator import end_process
+
+class Noisy:
+    def __del__(self, write=os.write): write(1, b"taken apart")
+
+kept = Noisy()
+end_process(3)
+"""
+    environment = {**os.environ} | ({"CUDA_INJECTION64_PATH": profiler} if profiler else {})
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == ("taken apart" if profiler else "")
+
+
+def test_a_process_ends_after_its_threads_and_functions() -> None:
+    program = """
+import atexit, threading, time
+from pruned_rnnt.system.allocator import end_process
+
+atexit.register(print, "atexit")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+print("main")
+end_process(3)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.split() == ["main", "thread", "atexit"]

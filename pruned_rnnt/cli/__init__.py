@@ -28,7 +28,7 @@ from pruned_rnnt.cli import (
     transcribe,
 )
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from pruned_rnnt.system.allocator import end_without_collection
+from pruned_rnnt.system.allocator import end_process, end_without_collection
 from pruned_rnnt.system.console import start_logging
 from pruned_rnnt.system.openmp import limit_spinning
 from pruned_rnnt.system.optional_packages import (
@@ -105,6 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prefix = "" if explains_itself else "memory ran out: "
         print(f"pruned-rnnt {options.name}: {prefix}{error}", file=sys.stderr)
         return EXIT_USAGE if _is_usage_error(error) else EXIT_FAILED
+
+
+def run() -> None:
+    """The program `pruned-rnnt`."""
+    end_process(main())
 
 
 def _parser() -> argparse.ArgumentParser:

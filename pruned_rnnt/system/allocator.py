@@ -1,4 +1,4 @@
-"""When this process frees memory: blocks of the C library, and Python's garbage."""
+"""When this process frees memory: blocks of the C library, Python's garbage, and all of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import ctypes
 import gc
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from typing import NoReturn
 
 # Of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -66,3 +68,21 @@ def end_without_collection() -> None:
     """
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process with an exit code, after its threads and the functions of `atexit`.
+
+    The modules and libraries are not taken apart one by one: the system frees them in a tenth of
+    the time.
+    """
+    steps = getattr(threading, "_shutdown", None), getattr(atexit, "_run_exitfuncs", None)
+    # Profilers of CUDA write their results when the libraries are unloaded.
+    if None in steps or "CUDA_INJECTION64_PATH" in os.environ:
+        sys.exit(code)
+    for step in filter(None, steps):
+        step()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
