@@ -10,6 +10,7 @@ with the next file; the exit code is then 1.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
@@ -30,6 +31,8 @@ import soundfile
 LOWEST_RATE, HIGHEST_RATE = 1000, 768_000
 # Samples to read at a time.
 _BLOCK = 2**20
+# The length of an mp3 file, in its first frame: flags, and the number of frames.
+_LENGTH = re.compile(rb"(?:Xing|Info)\0{3}[\1\3\5\7\x09\x0b\x0d\x0f](.{4})", re.DOTALL)
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -149,6 +152,8 @@ def _read(path: str) -> tuple[Any, int]:
         if not LOWEST_RATE <= rate <= HIGHEST_RATE:
             limits = f"{LOWEST_RATE:,} to {HIGHEST_RATE:,} Hz"
             raise ValueError(f"sampling rate is {rate:,} Hz, needs {limits}")
+        # soundfile seeks after each block, which fails in a pipe and in flac of unknown length.
+        file.seekable = lambda: False
         blocks = []
         while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
             blocks.append(block.mean(axis=1))
@@ -168,11 +173,16 @@ def _opened(path: str) -> Iterator[soundfile.SoundFile]:
     end. In a pipe there is no size.
     """
     with soundfile.SoundFile(path) as file:
-        if file.format not in ("MP3", "MPEG") or _states_length(path):
+        if file.format not in ("MP3", "MPEG"):
             yield file
             return
+    data = Path(path).read_bytes()
+    if (whole := _with_length_of_all(data)) is not None:
+        with soundfile.SoundFile(io.BytesIO(whole)) as file:
+            yield file
+        return
     reader, writer = os.pipe()
-    copying = threading.Thread(target=_copy, args=(path, writer))
+    copying = threading.Thread(target=_copy, args=(data, writer))
     copying.start()
     try:
         with soundfile.SoundFile(reader, closefd=False) as file:
@@ -182,21 +192,29 @@ def _opened(path: str) -> Iterator[soundfile.SoundFile]:
         copying.join()
 
 
-def _states_length(path: str) -> bool:
-    with Path(path).open("rb") as file:
-        start = file.read(10)
-        if start[:3] == b"ID3":
-            # The size of the tag, seven bits in each byte.
-            file.seek(sum(value << 7 * (3 - i) for i, value in enumerate(start[6:])), 1)
-            start = b""
-        frame = start + file.read(64)
-    return any(name in frame for name in (b"Xing", b"Info", b"VBRI"))
+def _with_length_of_all(data: bytes) -> bytes | None:
+    """An mp3 file with the length of all of the files that it was joined from, not the first only.
+
+    None if the first frame has no length.
+    """
+    begin = 0
+    while data[begin : begin + 3] == b"ID3":
+        # The size of the tag, seven bits in each byte.
+        size = data[begin + 6 : begin + 10]
+        begin += 10 + sum(value << 7 * (3 - i) for i, value in enumerate(size))
+    found = list(_LENGTH.finditer(data, begin))
+    if not found or found[0].start() > begin + 64:
+        return None
+    # The frame of a length counts, but for the first.
+    frames = sum(int.from_bytes(length[1], "big") for length in found) + len(found) - 1
+    stated = min(frames, 2**32 - 1).to_bytes(4, "big")
+    return data[: found[0].start(1)] + stated + data[found[0].end(1) :]
 
 
-def _copy(path: str, writer: int) -> None:
+def _copy(data: bytes, writer: int) -> None:
     # The reader may close the pipe before the end.
     with suppress(OSError), os.fdopen(writer, "wb") as pipe:
-        pipe.write(Path(path).read_bytes())
+        pipe.write(data)
 
 
 @contextmanager

@@ -19,7 +19,13 @@ import numpy as np
 
 from pruned_rnnt.data.audio.audio_file import rate_problem
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
-from pruned_rnnt.data.audio.file_headers import PCM, WavHeader, is_wav, read_wav_header
+from pruned_rnnt.data.audio.file_headers import (
+    PCM,
+    UNKNOWN_BYTES,
+    WavHeader,
+    is_wav,
+    read_wav_header,
+)
 from pruned_rnnt.data.audio.samples import MOST_CHANNELS
 from pruned_rnnt.system.optional_packages import require
 from pruned_rnnt.transcribe.lost_speech import Mark
@@ -40,8 +46,6 @@ _ADVICE = (
     "- reads 16-bit samples, of one channel at 16,000 Hz unless a wav header says otherwise: "
     "pass a file name instead, or convert with `ffmpeg -i pipe: -f s16le -ac 1 -ar 16000 pipe:`"
 )
-# Programs that do not know the size write the largest number, some less the header.
-_UNKNOWN_BYTES = 2**31 - 2**16
 # Sound as floats is between these, and integers of 16 bits never are for so many in a row.
 _LEAST_FLOAT, _MOST_FLOAT, _LEAST_FLOATS = 1e-12, 1.0, 64
 _BYTES_PER_SAMPLE = 2
@@ -140,7 +144,7 @@ class SampleSource:
             data = self._source.read(size)
         if self._limit is not None:
             self._limit -= len(data)
-            if not data and 0 < self._limit < _UNKNOWN_BYTES:
+            if not data and self._limit > 0:
                 logger.warning("standard input ended before its wav header says")
         return data
 
@@ -209,8 +213,7 @@ def _skip_wav_header(samples: SampleSource) -> None:
             f"{header.rate:,} Hz{problem}; {_ADVICE}"
         )
     samples.layout = RawLayout(header.rate, header.channels)
-    # A program that writes to a pipe does not know the size and writes 0 or the largest value.
-    if header.size:
+    if 0 < header.size < UNKNOWN_BYTES:
         samples.end_after(header.size)
 
 

@@ -17,7 +17,7 @@ from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, read_audio
 from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
 from pruned_rnnt.data.audio.features import audio_features, batch_features, fbank_extractor
 from pruned_rnnt.data.audio.file_headers import short_wav
-from pruned_rnnt.data.audio.recordings import open_recording
+from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording
 from pruned_rnnt.data.audio.waveform import resample
 
 SAMPLES = np.random.default_rng(0).integers(-(2**15), 2**15, 4000).astype(np.int16)
@@ -63,6 +63,9 @@ def test_a_mean_of_different_channels_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(waveform, "_named_different", False)
+    dither = np.random.default_rng(1).integers(-1, 2, (8000, 2)) / 2**15
+    soundfile.write(tmp_path / "pause.wav", dither, 16000)
+    read_audio(tmp_path / "pause.wav")
     noise = 0.01 * np.random.default_rng(0).standard_normal((8000, 2))
     one = tone(16000)
     factors = {"same": 1.0, "quieter": 0.1, "silent": 0.0, "inverted": -0.5}
@@ -127,6 +130,21 @@ def test_files_that_are_not_audio_are_refused(tmp_path: Path) -> None:
     for read in (read_audio, lambda path: list(audio_blocks(path))):
         with pytest.raises(ValueError, match=r"nan\.wav has NaN or infinite samples"):
             read(tmp_path / "nan.wav")
+
+
+def test_flac_of_unknown_length_is_read(tmp_path: Path) -> None:
+    """Encoders that write to a pipe leave the number of samples out."""
+    path = tmp_path / "a.flac"
+    soundfile.write(path, tone(16000, 6.0), 16000)
+    expected_S = read_audio(path)
+    data = bytearray(path.read_bytes())
+    data[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])
+    path.write_bytes(data)
+    np.testing.assert_array_equal(read_audio(path), expected_S)
+    np.testing.assert_array_equal(np.concatenate(list(audio_blocks(path, 1.0))), expected_S)
+    for is_command, audio in ((False, str(path)), (True, f"cat {path} |")):
+        with pytest.raises(UnusableUtterance, match="header without the number of samples"):
+            open_recording(audio, is_command)
 
 
 @pytest.mark.parametrize("length", [1, 79, 80, 239, 240, 400])

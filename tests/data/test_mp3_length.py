@@ -1,4 +1,4 @@
-"""mp3 files of variable bit rate are read to their end, also without a header that has the length.
+"""mp3 files are read to their end, also without a header that has the length, or with a part's.
 
 Axes: S samples, C channels.
 """
@@ -17,9 +17,10 @@ from lhotse.audio.backend import audio_backend, get_current_audio_backend
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.audio_file import read_audio, seconds_in_header
-from pruned_rnnt.data.audio.audio_stream import audio_blocks
+from pruned_rnnt.data.audio.audio_stream import audio_blocks, short_or_blocks
 from pruned_rnnt.data.audio.mp3_length import with_mp3_length
 from pruned_rnnt.data.audio.recordings import (
+    UnusableUtterance,
     _read_mp3_to_the_end,
     open_recording,
     read_samples,
@@ -34,6 +35,19 @@ def first_frame(data: bytes) -> int:
     return next(b - a for a, b in pairwise(places))
 
 
+def encoded(seconds: int, rate: int = 16000, mode: str = "VARIABLE") -> bytes:
+    """Noise, behind a header that has the length."""
+    noise = np.random.default_rng(seconds).uniform(-0.9, 0.9, seconds * rate)
+    file = io.BytesIO()
+    options = {"bitrate_mode": mode, "compression_level": 0.5}
+    soundfile.write(file, noise, rate, format="MP3", **options)
+    return file.getvalue()
+
+
+def tagged(body: bytes) -> bytes:
+    return b"ID3\x04\0\0" + bytes((len(body) >> 7 * i) & 127 for i in (3, 2, 1, 0)) + body
+
+
 def write_without_header(
     path: Path, rate: int = 16000, channels: int = 1, mode: str = "VARIABLE", tag: int = 0
 ) -> int:
@@ -44,9 +58,7 @@ def write_without_header(
     written = path.read_bytes()
     frame = first_frame(written)
     assert any(name in written[:frame] for name in (b"Xing", b"Info"))
-    size = bytes((tag >> 7 * i) & 127 for i in (3, 2, 1, 0))
-    start = b"ID3\x04\0\0" + size + bytes(tag) if tag else b""
-    path.write_bytes(start + written[frame:])
+    path.write_bytes((tagged(bytes(tag)) if tag else b"") + written[frame:])
     return len(samples_SC)
 
 
@@ -110,6 +122,78 @@ def test_prepared_data_have_the_whole_recording(tmp_path: Path) -> None:
     assert pruned_rnnt(["prepare", "own", str(tmp_path / "table.tsv"), *options]) == 0
     (cut,) = CutSet.from_file(tmp_path / "out/train_cuts.jsonl.gz")
     assert cut.duration >= samples / 16000
+
+
+PICTURE = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("rate", [16000, 44100])
+@pytest.mark.parametrize("mode", ["VARIABLE", "CONSTANT"])
+@pytest.mark.parametrize(
+    "between", [b"", tagged(PICTURE), b"TAG" + bytes(125)], ids=["nothing", "picture", "old tag"]
+)
+def test_joined_files_are_read_to_the_end(
+    rate: int, mode: str, between: bytes, tmp_path: Path
+) -> None:
+    """The header of the first file has the length of that file."""
+    path = tmp_path / "a.mp3"
+    path.write_bytes(encoded(2, rate, mode) + between + encoded(3, rate, mode))
+    assert soundfile.info(path).duration == 2.0
+    warnings: list[str] = []
+    read = sum(map(len, short_or_blocks(path, 0, warnings.append)))
+    # The encoder pads both ends, and the second header is a silent frame.
+    assert 5 * 16000 <= read <= (5 + 3 * 1152 / rate) * 16000 + 1
+    assert not warnings
+    samples_S, _ = soundfile.read(with_mp3_length(path))
+    expected_S, _ = soundfile.read(io.BytesIO(encoded(2, rate, mode)))
+    np.testing.assert_allclose(samples_S[:rate], expected_S[:rate], atol=1e-6)
+    cut = open_recording(str(path), False).to_cut()
+    part_S = read_samples(cut.truncate(offset=3.0, duration=1.0))
+    # Frames before the part are needed to decode the first one.
+    np.testing.assert_allclose(part_S[1152:], samples_S[3 * rate : 4 * rate][1152:], atol=1e-6)
+
+
+def test_a_part_of_another_rate_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp3"
+    path.write_bytes(encoded(2) + encoded(3, 44100))
+    warnings: list[str] = []
+    assert sum(map(len, short_or_blocks(path, 0, warnings.append))) >= 32000
+    assert len(warnings) == 1
+    with pytest.raises(UnusableUtterance, match="truncated"):
+        read_samples(open_recording(str(path), False).to_cut())
+
+
+@pytest.mark.parametrize(
+    "end",
+    [b"TAG" + bytes(125), b"APETAGEX" + PICTURE, bytes(9000)],
+    ids=["old tag", "ape", "zeros"],
+)
+@pytest.mark.parametrize(
+    "start",
+    [b"", tagged(bytes(50)), tagged(bytes(50)) + tagged(bytes(90))],
+    ids=["no tag", "tag", "two tags"],
+)
+def test_tags_around_a_header_change_nothing(start: bytes, end: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.mp3"
+    path.write_bytes(start + encoded(2) + end)
+    assert with_mp3_length(path) is path
+    assert soundfile.info(path).duration == 2.0
+
+
+def test_zeros_after_a_tag_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp3"
+    path.write_bytes(tagged(bytes(50)) + bytes(500) + encoded(2))
+    assert len(read_audio(path)) == 32000
+
+
+def test_a_length_that_libsndfile_does_not_read_is_none(tmp_path: Path) -> None:
+    """Fraunhofer's encoder names it VBRI."""
+    path = tmp_path / "a.mp3"
+    samples = write_without_header(path)
+    data = path.read_bytes()
+    frame = data[: first_frame(data)]
+    path.write_bytes(frame[:36] + b"VBRI" + bytes(len(frame) - 40) + data)
+    assert len(read_audio(path)) >= samples
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.data.test_mp3_length import write_without_header
+from pruned_rnnt.data.audio.audio_file import read_audio
+from tests.data.test_mp3_length import encoded, write_without_header
 from tests.transcribe.random_model import sound
 
 
@@ -130,3 +131,20 @@ def test_an_mp3_file_without_its_length_is_read_to_the_end(
     assert rate == 16000
     soundfile.write(path, sound(2.0), 16000)
     assert len(recognise._read(str(path))[0]) == 32000
+
+
+def test_joined_mp3_files_are_read_to_the_end(recognise: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "a.mp3"
+    path.write_bytes(encoded(2) + encoded(3))
+    found, _ = recognise._read(str(path))
+    assert 80000 <= len(found) <= 80000 + 3 * 1152
+    np.testing.assert_allclose(found[:16000], read_audio(path)[:16000], atol=1e-6)
+
+
+def test_flac_of_unknown_length_is_read(recognise: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "a.flac"
+    soundfile.write(path, sound(4.0), 16000)
+    data = bytearray(path.read_bytes())
+    data[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])
+    path.write_bytes(data)
+    assert len(recognise._read(str(path))[0]) == 64000

@@ -20,6 +20,7 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.file_headers import describe_truncation
+from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording
 from pruned_rnnt.data.audio.samples import samples_at_16_khz
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from tests.data.recorded_speech import truncate
@@ -185,15 +186,52 @@ def test_a_truncated_flac_file_is_refused(recogniser: Recogniser, tmp_path: Path
 
 
 def test_headers_without_a_size_are_no_truncation(recogniser: Recogniser, tmp_path: Path) -> None:
-    """Programs that write to a pipe leave the largest number, or 0."""
+    """Programs that write to a pipe leave the largest number."""
     path = write(tmp_path / "a.wav")
     content = bytearray(path.read_bytes())
-    for size in (0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0):
+    for size in (0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000):
         content[40:44] = size.to_bytes(4, "little")
         path.write_bytes(content)
         assert describe_truncation(path) == ""
     path.write_bytes(content[:12] + b"LIST\xff\xff\xff\x7f" + content[12:])
     assert describe_truncation(path) == ""
+
+
+def test_samples_behind_a_size_of_0_are_named(recogniser: Recogniser, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.wav")
+    content = bytearray(path.read_bytes())
+    content[40:44] = bytes(4)
+    path.write_bytes(content)
+    message = (
+        r"a\.wav has no samples: its header says 0 bytes of samples, .* and 64,000 bytes follow"
+    )
+    for read in (read_audio, recogniser.transcribe):
+        with pytest.raises(ValueError, match=message):
+            read(path)
+    with pytest.raises(UnusableUtterance) as error:
+        open_recording(str(path), False)
+    assert "64,000 bytes follow" in error.value.details
+    path.write_bytes(content[:44])
+    with pytest.raises(ValueError, match=r"a\.wav has no samples$"):
+        read_audio(path)
+
+
+@pytest.mark.parametrize("kind", ["ogg", "opus"])
+def test_ogg_streams_one_after_the_other_are_named(
+    recogniser: Recogniser, tmp_path: Path, kind: str
+) -> None:
+    path, other = write(tmp_path / f"a.{kind}"), write(tmp_path / f"b.{kind}")
+    first = path.read_bytes()
+    # The first page of a stream that runs beside the sound, as its description does.
+    path.write_bytes(first[:14] + b"side" + first[18 : 28 + first[27]] + first)
+    assert describe_truncation(path) == ""
+    path.write_bytes(first + other.read_bytes())
+    result = recogniser.transcribe(path)
+    assert result.seconds == 2.0
+    assert "several streams, one after the other, of which the first is read" in result.warning
+    with pytest.raises(UnusableUtterance) as error:
+        open_recording(str(path), False)
+    assert "several streams" in error.value.details
 
 
 def test_the_command_warns_of_truncated_files(

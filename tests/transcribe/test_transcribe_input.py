@@ -6,7 +6,7 @@ import io
 import struct
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.transcribe import recordings
+from pruned_rnnt.transcribe.live import open_samples
 from tests.transcribe.random_model import save_random_model, sound
 
 
@@ -186,6 +187,17 @@ def test_wav_header_gives_the_rate_and_the_channels(
     expected = " ".join(final.text for final in stream.take_finals())
     assert len(expected) > 5
     assert shown.split() == expected.split()
+
+
+@pytest.mark.parametrize("size", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000])
+def test_audio_goes_on_after_the_largest_size(size: int) -> None:
+    """Programs that write a wav header to a pipe state it."""
+    layout = struct.pack("<IHHIIHH", 16, 1, 1, 16000, 32000, 2, 16)
+    header = b"RIFF\xff\xff\xff\xffWAVEfmt " + layout + b"data" + struct.pack("<I", size)
+    begin = io.BytesIO(header + b"\1\0" * 1000)
+    samples = open_samples(SimpleNamespace(read=lambda size: begin.read(size) or bytes(size)))
+    read = sum(len(samples.read(2**28)) for _ in range(17))
+    assert read > 2**32
 
 
 def test_end_before_the_header_says_is_a_warning(

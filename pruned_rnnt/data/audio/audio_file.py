@@ -40,7 +40,7 @@ AUDIO_SUFFIXES = (
 LOWEST_RATE = 1000
 HIGHEST_RATE = 768_000
 # libsndfile returns the largest possible number of frames for an unknown length.
-_UNKNOWN_FRAMES = 2**62
+UNKNOWN_FRAMES = 2**62
 # Samples to read at a time.
 _BLOCK = 2**20
 # Header of Sun's AU format: magic, offset of the samples, their size, encoding, rate, channels.
@@ -107,7 +107,7 @@ def seconds_in_header(path: Path) -> int | None:
             info = soundfile.info(with_mp3_length(path))
     except soundfile.LibsndfileError:
         return None
-    known = 0 < info.frames < _UNKNOWN_FRAMES and not rate_problem(info.samplerate)
+    known = 0 < info.frames < UNKNOWN_FRAMES and not rate_problem(info.samplerate)
     return int(info.frames / info.samplerate) if known else None
 
 
@@ -125,6 +125,9 @@ class _SoundFile:
         self._read = 0
         self.sampling_rate = int(file.samplerate)
         self._is_mp3 = file.format in ("MP3", "MPEG")
+        if file.frames >= UNKNOWN_FRAMES:
+            # libsndfile cannot seek there, which soundfile does after each block.
+            file.seekable = lambda: False
 
     def blocks(self, size: int) -> Iterator[FloatArray]:
         while True:
@@ -137,7 +140,7 @@ class _SoundFile:
 
     def truncation(self) -> str:
         stated = int(self._file.frames)
-        is_short = self._read < stated < _UNKNOWN_FRAMES
+        is_short = self._read < stated < UNKNOWN_FRAMES
         if is_short and (not self._is_mp3 or mp3_states_its_length(self._path)):
             return f"it has {self._read:,} of {stated:,} samples"
         return describe_truncation(self._path)
@@ -177,11 +180,16 @@ def read_audio(path: Path | str) -> FloatArray:
     with open_audio(path) as file:
         parts = [mono(block_SC, path) for block_SC in file.blocks(_BLOCK)]
         rate, truncation = file.sampling_rate, file.truncation()
+    if not parts:
+        raise no_samples(path, truncation)
     if truncation:
         logger.warning("%s is truncated: %s", path, truncation)
-    if not parts:
-        raise ValueError(f"{path} has no samples")
     return resample(np.concatenate(parts), rate, SAMPLING_RATE)
+
+
+def no_samples(path: Path | str, truncation: str) -> ValueError:
+    """The error of a file without samples, which may end before its header says."""
+    return ValueError(f"{path} has no samples" + (f": {truncation}" if truncation else ""))
 
 
 @dataclass(frozen=True)

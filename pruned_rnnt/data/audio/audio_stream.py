@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.audio.audio_file import AudioFile, open_audio
+from pruned_rnnt.data.audio.audio_file import AudioFile, no_samples, open_audio
 from pruned_rnnt.data.audio.features import (
     FEATURE_DIM,
     FRAME_SAMPLES,
@@ -79,7 +79,7 @@ def _blocks(
         empty = False
         yield stream.accept(mono(block_SC, path, channel))
     if empty:
-        raise ValueError(f"{path} has no samples")
+        raise no_samples(path, file.truncation())
     yield stream.finish()
 
 

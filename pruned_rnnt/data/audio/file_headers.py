@@ -31,12 +31,15 @@ _HEADER_BYTES = 4096
 _LARGEST_CHUNK = 2**24
 _FORMAT = struct.Struct("<HHIIHH")
 _CHUNK = struct.Struct("<4sI")
-# Programs that write a wav file to a pipe do not know its size, and leave the largest number or 0.
-_UNKNOWN_BYTES = 2**31 - 2**16
+# Programs that write a wav file to a pipe do not know its size, and leave the largest number, some
+# less the header, or 0.
+UNKNOWN_BYTES = 2**31 - 2**16
 _NIST_FIELD = re.compile(rb"(\w+) -(?:i|s\d+) (\S+)")
 _NIST_CODINGS = (b"pcm", b"ulaw", b"mu-law", b"alaw")
 # The header ends with the number of segments of the page; a byte follows with the size of each.
 _OGG_PAGE, _OGG_HEADER = b"OggS", 27
+# Whether the page is the first one of its stream, and the stream's number.
+_OGG_FIRST, _OGG_STREAM = 5, slice(14, 18)
 _MOST_PAGE_BYTES = 65_307
 _SPH_HEADER = 1024
 
@@ -112,7 +115,9 @@ def short_wav(path: Path | str, rate: int, most: int) -> Pcm16Array | None:
 def describe_truncation(path: Path | str) -> str:
     """How a wav, sph or ogg file ends too early, such as "it has 500 of 900 bytes of samples".
 
-    Empty if it does not, for other formats, and for headers without a size.
+    Also for what libsndfile does not read: wav files whose header says 0 bytes, and ogg files of
+    several streams, one after the other. Empty if the file does not, for other formats, and for
+    headers without a size.
 
     Raises:
         OSError: the file cannot be read.
@@ -124,14 +129,19 @@ def describe_truncation(path: Path | str) -> str:
             file.seek(0)
             header = read_wav_header(file.read)
             begin, stated = header[:2] if header is not None else (0, 0)
+            if header is not None and stated == 0 < size - begin:
+                return (
+                    "its header says 0 bytes of samples, as of a recorder that was stopped, and "
+                    f"{size - begin:,} bytes follow; convert it with `ffmpeg -i`"
+                )
         elif start[:7] == b"NIST_1A":
             begin, stated = _SPH_HEADER, _nist_bytes(start)
         elif start[:4] == _OGG_PAGE:
-            return "it ends within a page" if _ends_within_a_page(file, size) else ""
+            return _describe_ogg(start, file, size)
         else:
             return ""
     found = size - begin
-    if stated <= found or stated >= _UNKNOWN_BYTES:
+    if stated <= found or stated >= UNKNOWN_BYTES:
         return ""
     return f"it has {max(0, found):,} of {stated:,} bytes of samples"
 
@@ -146,12 +156,25 @@ def _nist_bytes(header: bytes) -> int:
     return math.prod(map(int, sizes)) if all(size.isdigit() for size in sizes) else 0
 
 
-def _ends_within_a_page(file: IO[bytes], size: int) -> bool:
+def _describe_ogg(start: bytes, file: IO[bytes], size: int) -> str:
     """A recorder that was stopped may leave out the last page; an incomplete one was cut off."""
     file.seek(max(0, size - _MOST_PAGE_BYTES))
     end = file.read()
     page = end[max(0, end.rfind(_OGG_PAGE)) :]
-    if len(page) < _OGG_HEADER:
-        return True
+    if len(page) < _OGG_HEADER or len(page) < _page_bytes(page):
+        return "it ends within a page"
+    # Several streams may begin at the start and run side by side, as sound and its description.
+    streams = set()
+    while start[:4] == _OGG_PAGE and len(start) >= _OGG_HEADER and start[_OGG_FIRST] & 2:
+        streams.add(start[_OGG_STREAM])
+        start = start[_page_bytes(start) :]
+    if page[_OGG_STREAM] in streams:
+        return ""
+    return (
+        "it has several streams, one after the other, of which the first is read; make one of them"
+    )
+
+
+def _page_bytes(page: bytes) -> int:
     segments = page[_OGG_HEADER - 1]
-    return len(page) < _OGG_HEADER + segments + sum(page[_OGG_HEADER : _OGG_HEADER + segments])
+    return _OGG_HEADER + segments + sum(page[_OGG_HEADER : _OGG_HEADER + segments])

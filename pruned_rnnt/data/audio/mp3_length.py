@@ -1,10 +1,11 @@
-"""Gives mp3 files of variable bit rate the length that libsndfile would otherwise estimate.
+"""Gives mp3 files the length that libsndfile would otherwise estimate, or take for that of a part.
 
 An mp3 file is a sequence of frames. Encoders write the number of frames into a first one without
 sound, the Xing header, which files lack that were written to a pipe or cut from a stream. For these
 libsndfile divides the size of the file by that of the first frame, and reads at most so many
 samples. In a variable bit rate the frames of silence are small: of a recording that begins with
-speech and goes on with pauses, the end would be missing.
+speech and goes on with pauses, the end would be missing. Of files that were joined, the header has
+the number of the first one.
 """
 
 from __future__ import annotations
@@ -26,15 +27,20 @@ _OF_OTHERS = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
 _HEADER = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb][\x10-\xef].", re.DOTALL)
 _MONO = 3
 _ID3_HEADER = 10
-# The name of the length comes after the header and the side information of the frame.
-_MOST_OF_MP3_FRAME = 64
+# After the header and the side information of the first frame: flags, of which the last says that
+# the number of frames follows, and the one before it that their bytes do.
+_LENGTH = re.compile(rb"(?:Xing|Info)\0{3}([\1\3\5\7\x09\x0b\x0d\x0f])(.{4})(.{4})", re.DOTALL)
+_LENGTH_END = 64
+# Old kinds of tags have fewer bytes, and come after the last frame.
+_TAGS_AT_END = 512
 
 
 def with_mp3_length(source: Any) -> Any:
     """What libsndfile should open instead of `source`, the name of a file or a BytesIO.
 
-    A BytesIO with a Xing header for an mp3 file of variable bit rate that has none, else `source`.
-    The estimate for files of one bit rate is right, or too long by their tags.
+    A BytesIO with a Xing header for an mp3 file of variable bit rate that has none, or with another
+    length for one with more frames than its header says; else `source`. The estimate for files of
+    one bit rate is right, or too long by their tags.
     """
     if isinstance(source, io.BytesIO):
         return _with_header(source.getvalue()) or source
@@ -55,48 +61,72 @@ def mp3_states_its_length(path: Path) -> bool:
     libsndfile estimates the length of others, as those of Common Voice, from the size of the file
     with its tags.
     """
-    with path.open("rb") as file:
-        start = file.read(_ID3_HEADER)
-        file.seek(_after_tag(start))
-        return _states_length(file.read(_MOST_OF_MP3_FRAME))
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        found = _HEADER.search(data, _after_tags(data))
+        return found is not None and _length(data, found.start()) is not None
 
 
 def _may_be_mp3(start: bytes) -> bool:
     return start[:3] == b"ID3" or (start[:1] == b"\xff" and start[1:2] >= b"\xe0")
 
 
-def _after_tag(start: bytes) -> int:
-    if start[:3] != b"ID3":
-        return 0
-    # Seven bits of each byte.
-    return _ID3_HEADER + sum(value << 7 * (3 - i) for i, value in enumerate(start[6:10]))
+def _after_tags(data: Any) -> int:
+    place = 0
+    while data[place : place + 3] == b"ID3":
+        size = data[place + 6 : place + _ID3_HEADER]  # seven bits in each byte
+        place += _ID3_HEADER + sum(value << 7 * (3 - i) for i, value in enumerate(size))
+    return place
 
 
-def _states_length(frame: bytes) -> bool:
-    return any(name in frame for name in (b"Xing", b"Info", b"VBRI"))
+def _length(data: Any, begin: int) -> re.Match[bytes] | None:
+    return _LENGTH.search(data, begin, begin + _LENGTH_END)
+
+
+def _frames(length: re.Match[bytes]) -> int:
+    return int.from_bytes(length[2], "big")
 
 
 def _with_header(data: Any) -> io.BytesIO | None:
-    """The data behind a Xing header; None if they have one, or a single bit rate."""
-    start = bytes(data[:_ID3_HEADER])
-    if not _may_be_mp3(start):
+    """The frames behind a header with their number; None for data that have one, or need none."""
+    if not _may_be_mp3(data[:_ID3_HEADER]):
         return None
-    begin = _after_tag(start)
-    if _states_length(data[begin : begin + _MOST_OF_MP3_FRAME]):
-        return None
-    found = _HEADER.search(data, begin)
+    found = _HEADER.search(data, _after_tags(data))
     if found is None or found[0][2] >> 2 & 3 == len(_SAMPLING_RATES):
         return None
-    header = found[0]
+    begin, header = found.start(), found[0]
+    length = _length(data, begin)
+    # To count the frames takes longer than to open a file.
+    if length is not None and length[1][0] & 2:
+        size = int.from_bytes(length[3], "big")
+        if len(data) - begin <= size + _TAGS_AT_END:
+            # libsndfile does not look behind what follows a tag.
+            return None if begin == _after_tags(data) else io.BytesIO(data[begin:])
     frame = _frames_like(header[1] | 1, header[2] >> 2 & 3)
-    first = frame.match(data, found.start())
+    first = frame.match(data, begin)
     # What looks like a header may be part of a tag or of another format.
     if first is None or frame.match(data, first.end()) is None:
         return None
-    bit_rates = [data[each.start() + 2] >> 4 for each in frame.finditer(data, found.start())]
-    if len(set(bit_rates)) == 1:
+    bit_rates = [data[each.start() + 2] >> 4 for each in frame.finditer(data, begin)]
+    if length is None:
+        if len(set(bit_rates)) == 1:
+            return None
+        return io.BytesIO(_xing_header(header, len(bit_rates)) + data[begin:])
+    frames = len(bit_rates) - 1
+    if frames <= _frames(length):
+        # libsndfile reads little of a part of another rate: its length makes that a truncation.
+        parts = _LENGTH.finditer(data, begin)
+        frames = min(sum(_frames(part) + 1 for part in parts) - 1, 2**32 - 1)
+    if frames <= _frames(length):
         return None
-    return io.BytesIO(_xing_header(header, len(bit_rates)) + data[found.start() :])
+    # The rest stays: the header also says how much of the sound the encoder added at both ends.
+    longer = io.BytesIO(data[begin:])
+    longer.seek(length.start(2) - begin)
+    longer.write(frames.to_bytes(4, "big"))
+    longer.seek(0)
+    return longer
 
 
 @functools.cache
@@ -104,7 +134,8 @@ def _frames_like(second: int, rate: int) -> re.Pattern[bytes]:
     """Finds the frames of a version, which is in the second byte, and an index of sampling rates.
 
     A frame begins with its bit rate, from which its length follows, and with two bits, of which
-    one lengthens it by a byte and the other has no meaning.
+    one lengthens it by a byte and the other has no meaning. Another one or a tag follows it, which
+    the picture in a tag does not imitate.
     """
     kinds = []
     for index in range(1, 15):
@@ -114,7 +145,8 @@ def _frames_like(second: int, rate: int) -> re.Pattern[bytes]:
             kinds.append(rb"[\x%02x\x%02x].{%d}" % (third, third | 1, rest))
     # The last bit says that there is no checksum.
     start = rb"\xff[\x%02x\x%02x]" % (second & 0xFE, second | 1)
-    return re.compile(start + b"(?:" + b"|".join(kinds) + b")", re.DOTALL)
+    end = rb"(?=\xff[\x%02x\x%02x]|ID3|TAG|APE|\Z)" % (second & 0xFE, second | 1)
+    return re.compile(start + b"(?:" + b"|".join(kinds) + b")" + end, re.DOTALL)
 
 
 def _frame_bytes(second: int, third: int) -> int:

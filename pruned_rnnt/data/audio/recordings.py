@@ -25,7 +25,11 @@ from lhotse.audio.backend import (
 )
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.audio.audio_file import open_audio, without_decoder_messages
+from pruned_rnnt.data.audio.audio_file import (
+    UNKNOWN_FRAMES,
+    open_audio,
+    without_decoder_messages,
+)
 from pruned_rnnt.data.audio.file_headers import describe_truncation
 from pruned_rnnt.data.audio.mp3_length import with_mp3_length
 from pruned_rnnt.data.audio.waveform import FloatArray
@@ -85,9 +89,16 @@ def open_recording(audio: str, is_command: bool) -> Recording:
 def _recording_or_reason(audio: str, is_command: bool) -> Recording | UnusableUtterance:
     """Cached, because many segments may belong to one recording, usable or not."""
     try:
-        return _opened(audio, is_command)
+        recording = _opened(audio, is_command)
     except UnusableUtterance as reason:
         return reason
+    if recording.num_samples >= UNKNOWN_FRAMES:
+        # Transcription reads such files, but lhotse needs the length of recordings.
+        return UnusableUtterance(
+            "header without the number of samples",
+            f"{audio}: its encoder wrote it to a pipe; convert it with `ffmpeg -i`",
+        )
+    return recording
 
 
 def _opened(audio: str, is_command: bool) -> Recording:

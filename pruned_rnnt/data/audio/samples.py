@@ -86,6 +86,11 @@ def samples_at_16_khz(audio: Any, sampling_rate: float) -> FloatArray:
 
 def _sample_array(audio: Any) -> npt.NDArray[Any]:
     """Samples as they are given; raises ValueError for what is no array."""
+    if isinstance(audio, bytes | bytearray):
+        raise ValueError(
+            f"audio is {type(audio).__name__}, needs an array of samples: of 16-bit integers, "
+            "np.frombuffer(audio, dtype=np.int16)"
+        )
     try:
         if not isinstance(audio, Tensor):
             return np.asarray(audio)

@@ -21,6 +21,8 @@ Pcm16Array = npt.NDArray[np.int16]
 # Of one voice in all channels, at any levels, the mean has all of the energy that it can have; of
 # two equally loud voices, one in each channel, half of it.
 _SAME_ENERGY = 0.8
+# The energy of a sample at -60 dB of full scale. In pauses, channels have noise of their own.
+_QUIET = 1e-6
 _named_different = False  # the warning comes once in a process
 
 
@@ -63,6 +65,8 @@ def _warn_if_different(samples_SC: FloatArray, mean_S: FloatArray, path: Path | 
         return
     energies_C = np.einsum("sc,sc->c", samples_SC, samples_SC, dtype=np.float64)
     most = np.sqrt(energies_C).mean() ** 2
+    if most < _QUIET * len(mean_S):
+        return
     if np.einsum("s,s->", mean_S, mean_S, dtype=np.float64) < _SAME_ENERGY * most:
         _named_different = True
         logger.warning(
