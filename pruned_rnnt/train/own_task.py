@@ -30,9 +30,11 @@ logger = logging.getLogger(__name__)
 
 LossFunction = Callable[[Any, Any, int], Tensor | Mapping[str, Tensor]]
 _END = object()
-# Values at each end of a tensor that tell batches apart, and levels of containers.
+# What tells batches apart: values at each end of a tensor or text, the first ones of a container,
+# levels of containers, and values in all.
 _COMPARED = 1024
 _LEVELS = 8
+_MOST_VALUES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +96,8 @@ class OwnTask:
         if found.utterances < 1 or found.frames < 1:
             raise ValueError(f"size returned {found}, needs at least one utterance and one frame")
         return found
+
+    def begin_step(self, step: int) -> None: ...
 
     def losses(self, batch: OwnBatch, step: int) -> OwnLosses:
         if not self.part_names:
@@ -295,7 +299,7 @@ class OwnBatches:
                 return
             if count >= skipped:
                 found = _digest_of(batch)
-                if count == skipped and found != self._digest:
+                if count == skipped and self._digest not in ("", found):
                     self._refuse_or_warn(skipped)
                 self._digest = found
             if count > skipped:
@@ -314,12 +318,13 @@ class OwnBatches:
 
     def state_dict(self, consumed_batches: int) -> dict[str, Any]:
         """The state after `consumed_batches` batches, which are all that were given out."""
-        return {"epoch": self._epoch, "batches": consumed_batches, "digest": self._digest}
+        return {"epoch": self._epoch, "batches": consumed_batches, "bounded_digest": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batches of a state."""
         self._epoch, self._skipped = state["epoch"], state["batches"]
-        self._digest = state["digest"]
+        # Version 0.2 had digests of all values of a batch; such a batch is not compared.
+        self._digest = state.get("bounded_digest", "")
 
     def agree_without_fetching(self, batches: int) -> None:
         """Nothing to agree on: one process trains."""
@@ -327,33 +332,49 @@ class OwnBatches:
 
 def _digest_of(batch: Any) -> str:
     """A hash that tells batches apart: by values of tensors and arrays on the CPU, and other
-    values, in containers and objects."""
+    values, in containers and objects. Its time is bounded."""
     hashed = hashlib.sha256()
-    _add(hashed, batch, _LEVELS)
+    # Containers and objects around the next value, with their remaining values.
+    around: list[tuple[Any, Iterator[Any]]] = [(None, iter([batch]))]
+    for _ in range(_MOST_VALUES):
+        while (value := next(around[-1][1], _END)) is _END:
+            around.pop()
+            if not around:
+                return hashed.hexdigest()
+        several = _add(hashed, value)
+        # Utterances may refer to their batch.
+        if len(around) <= _LEVELS and not any(value is outer for outer, _ in around):
+            around.append((value, itertools.islice(several, _COMPARED)))
     return hashed.hexdigest()
 
 
-def _add(hashed: Any, value: Any, levels: int) -> None:
+def _add(hashed: Any, value: Any) -> Iterable[Any]:
+    """Hash a value without the values in it, which it returns."""
     hashed.update(f"{type(value).__name__}:".encode())
-    several: Iterable[Any] = ()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         value = torch.from_numpy(np.ascontiguousarray(value).view(np.uint8).reshape(-1))
     if isinstance(value, Tensor):
-        hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
         # A copy from a device would wait for it.
-        if value.device.type == "cpu" and value.layout == torch.strided:
+        on_cpu = value.device.type == "cpu"
+        if value.is_nested:
+            return value.unbind() if on_cpu else ()
+        hashed.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        if on_cpu and value.layout == torch.strided:
             flat = value.detach().reshape(-1)
             for part in (flat[:_COMPARED], flat[-_COMPARED:]):
-                hashed.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+                whole = part.resolve_conj().resolve_neg().contiguous()
+                hashed.update(whole.view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
-        several = itertools.chain.from_iterable(value.items())
+        return itertools.chain.from_iterable(value.items())
     elif isinstance(value, list | tuple):
-        several = value
-    elif isinstance(value, str | bytes | int | float | complex | None):
+        return value
+    elif isinstance(value, str | bytes):
+        hashed.update(repr((len(value), value[:_COMPARED], value[-_COMPARED:])).encode())
+    elif isinstance(value, int | float | complex | None):
         hashed.update(repr(value).encode())
-    elif dataclasses.is_dataclass(value):
-        several = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return (getattr(value, each.name, None) for each in dataclasses.fields(value))
     elif hasattr(value, "__dict__"):
-        several = vars(value).values()
-    for each in several if levels > 0 else ():
-        _add(hashed, each, levels - 1)
+        several: Iterable[Any] = vars(value).values()
+        return several
+    return ()

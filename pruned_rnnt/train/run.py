@@ -213,7 +213,7 @@ def average_checkpoints(folder: Path, last: int, output: Path) -> list[Path]:
         CheckpointError: fewer than `last` checkpoints, or an unreadable one.
     """
     chosen, values = _mean_checkpoint(folder, last)
-    save_checkpoint(output, values)
+    save_checkpoint(output, {**values, "is_average": True})
     return chosen
 
 
@@ -257,7 +257,7 @@ def average_span(folder: Path, last: int, output: Path) -> tuple[list[Path], int
     except ValueError as error:
         raise CheckpointError(f"{ends[0]} and {ends[1]}: {error}") from error
     own = {"model": _with_parameters(newest["model"], mean), "average": None, "mean": None}
-    save_checkpoint(output, {**newest, **own, "score": None})
+    save_checkpoint(output, {**newest, **own, "score": None, "is_average": True})
     return ends, mean.count
 
 

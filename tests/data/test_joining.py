@@ -109,6 +109,7 @@ def test_texts_and_times_of_joined_utterances_follow_each_other(corpus: Path) ->
     assert any("+" in name for batch in joined for name in batch.ids)
     for batch in joined:
         assert batch.feature_lengths_N.tolist() == sorted(batch.feature_lengths_N, reverse=True)
+        assert batch.lengths_before == tuple(batch.feature_lengths_N.tolist())
         for n, name in enumerate(batch.ids):
             parts = name.split("+")
             assert batch.texts[n] == " ".join(apart[part][0] for part in parts)

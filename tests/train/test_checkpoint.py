@@ -268,6 +268,18 @@ def test_newest_and_best_are_kept(tmp_path: Path) -> None:
     assert folder.best() == folder.path(4)
 
 
+def test_the_best_usable_one_is_kept(tmp_path: Path) -> None:
+    """Although a better one is missing, or damaged and later than the step of the run."""
+    folder = CheckpointFolder(tmp_path, keep_last=1, keep_best=1)
+    folder.save(1, values(1, 0.1))
+    folder.path(1).unlink()
+    truncated(folder.save(9, values(9, 0.2)))
+    for step, score in [(3, 0.3), (4, 0.5), (5, 0.4)]:
+        folder.save(step, values(step, score))
+    assert folder.paths() == [folder.path(step) for step in (3, 5, 9)]
+    assert folder.best() == folder.path(3)
+
+
 def test_the_newest_of_equals_is_the_best(tmp_path: Path) -> None:
     """All validations of a young run can have an error rate of 100%."""
     folder = CheckpointFolder(tmp_path, keep_last=1, keep_best=1)

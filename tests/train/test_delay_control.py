@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,20 @@ from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.loss.results import Occupancy
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks import delay_control
 from pruned_rnnt.train.tasks.delay_control import DelayControl, _counts, _quantile
 from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.train.failures import run_out_of_memory
+from tests.train.processes import run_ranks
 from tests.train.run_files import checkpoint_of, killed_at
 
 TOKENIZER = train_tokenizer(["one two three"], TokenizerConfig(kind="char"))
@@ -47,6 +52,7 @@ def batch_of(utterances: int = 4, *, known: bool = True, tempo: float = 1.0) -> 
         texts=(TEXT,) * utterances,
         ids=tuple(map(str, range(utterances))),
         durations=(2.0,) * utterances,
+        lengths_before=(200,) * utterances,
         words=(words if known else (),) * utterances,
     )
 
@@ -107,6 +113,61 @@ def test_symbols_of_words_come_after_the_language_tag() -> None:
     controller = DelayControl(0.3, 0.0, 0, tagged, Ranks())
     controller.observe(batch, losses)
     assert controller.state_dict()["delays"] == pytest.approx([0.0, 0.08, 0.16], abs=1e-5)
+
+
+def test_silence_around_an_utterance_is_no_change_of_tempo() -> None:
+    plain = batch_of(1)
+    (words,) = plain.words
+    batch = replace(
+        plain,
+        feature_lengths_N=plain.feature_lengths_N + 200,
+        lengths_before=(400,),
+        words=(tuple(replace(word, start=word.start + 1.0) for word in words),),
+    )
+    ends = [end.seconds for end in control()._word_ends(batch)]
+    assert ends == pytest.approx([1 + 0.04 * end for end in ENDS])
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_joined_utterances_of_several_languages_have_no_word_times(language: str) -> None:
+    """Each part has the tag of its language."""
+    tagged = train_tokenizer([TEXT], TokenizerConfig(kind="char", languages=("en", "de")))
+    symbols = [*tagged.encode("one two", "en"), *tagged.encode("three", language)]
+    if language == "en":  # as utterances of one language are joined
+        symbols = tagged.encode(TEXT, "en")
+    batch = replace(
+        batch_of(1),
+        languages=("en",),
+        targets_NU=torch.tensor([symbols], dtype=torch.int32),
+        target_lengths_N=torch.tensor([len(symbols)]),
+    )
+    found = DelayControl(0.3, 0.0, 0, tagged, Ranks())._word_ends(batch)
+    assert [end.symbol for end in found] == ([4, 8, 14] if language == "en" else [])
+
+
+def penalties_of_steps(ranks: Ranks, config: ExperimentConfig, batches: list[Batch]) -> list[str]:
+    """Problems of steps in which the second process has no batch, or no memory to copy it."""
+    trainer = speech_trainer(config, ranks)
+    trainer.model.train()
+    problems = [trainer.stepper(batches, 0).report().problem]
+    is_second = ranks.rank == 1
+    problems.append(trainer.stepper([] if is_second else batches, 1).report().problem)
+    if is_second:
+        trainer.stepper._copies = lambda batch: run_out_of_memory(torch.device("cpu"))  # type: ignore
+    problems.append(trainer.stepper(batches, 2).report().problem)
+    return problems
+
+
+@pytest.mark.slow
+def test_processes_agree_on_the_penalty_without_a_batch(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    _add_times(corpus)
+    config = tiny_experiment(corpus, tmp_path / "run", "loss.target_delay_ms=200")
+    batches = list(islice(DataModule(config.data).train_loader(), 1))
+    first, second = run_ranks(2, penalties_of_steps, config, batches)
+    assert first == ["", "", "out of memory (in another process)"]
+    assert second[:2] == ["", ""]
+    assert second[2].startswith("out of memory (")
 
 
 def test_percentile_of_counted_delays() -> None:
@@ -223,7 +284,7 @@ def test_settings() -> None:
         LossConfig(target_delay_ms=float("nan"))
     for kind in ("full", "ctc"):
         changes: dict[str, Any] = {"kind": kind, "target_delay_ms": 300.0}
-        with pytest.raises(ValueError, match=r"which needs loss\.kind=pruned"):
+        with pytest.raises(ValueError, match=r"needs loss\.kind=pruned, .*set it to null"):
             LossConfig(**changes)
 
 
@@ -236,8 +297,7 @@ def test_continued_training_is_the_same(
     monkeypatch.setattr(delay_control, "_MOST_WRONG", 2.0)
     monkeypatch.setattr(delay_control, "_SETTLED", 9.0)
     corpus = make_corpus(tmp_path / "corpus")
-    for path in corpus.glob("*_cuts.jsonl.gz"):
-        CutSet.from_cuts([_with_times(cut) for cut in CutSet.from_file(path)]).to_file(path)
+    _add_times(corpus)
     settings = [
         "train.steps=8",
         "train.validate_every=3",
@@ -262,6 +322,11 @@ def test_continued_training_is_the_same(
         speech_trainer(
             tiny_experiment(corpus, tmp_path / "whole", *settings, "loss.target_delay_ms=80")
         )
+
+
+def _add_times(corpus: Path) -> None:
+    for path in corpus.glob("*_cuts.jsonl.gz"):
+        CutSet.from_cuts([_with_times(cut) for cut in CutSet.from_file(path)]).to_file(path)
 
 
 def _with_times(cut: Any) -> Any:

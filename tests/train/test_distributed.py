@@ -281,6 +281,40 @@ def test_number_of_processes_may_change_if_allowed(
         assert outcome == "finished"
 
 
+def test_fewer_batches_in_an_epoch_end_it(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run near the end of an epoch, with processes that have more batches than one has."""
+    run = tmp_path / "run"
+    speech_trainer(experiment(corpus, run, "train.steps=1")).run()
+    path = run / "checkpoints/step-00000001.pt"
+    values = torch.load(path, weights_only=True)
+    values["random"] *= 2
+    values["counters"]["batch"] = 20
+    torch.save(values, path)
+    config = experiment(corpus, run, "train.steps=2")
+    trainer = speech_trainer(config, allow_changes=True)
+    place = trainer.state.counters.batch
+    assert place == len(list(trainer.task.data.train_loader())) < 40  # type: ignore[attr-defined]
+    assert f"continuing after batch {place} of the epoch" in caplog.text
+    assert trainer.run() == "finished"
+    assert (trainer.state.counters.epoch, trainer.state.counters.batch) == (1, 1)
+
+
+def places_of_two(ranks: Ranks, config: ExperimentConfig) -> None:
+    trainer = speech_trainer(config, ranks)
+    # As after the last, smaller group of an epoch, of which one process has lost a worker.
+    trainer.state.counters.batch = 2 if ranks.rank == 0 else 1
+    trainer.state.save(trainer.checkpoints, score=None)
+
+
+def test_processes_save_one_place_in_the_epoch(corpus: Path, tmp_path: Path) -> None:
+    run_ranks(2, places_of_two, experiment(corpus, tmp_path / "run"))
+    values = load_checkpoint(tmp_path / "run/checkpoints/step-00000000.pt")
+    assert values["counters"]["batch"] == 1
+    assert [sampler["batches"] for sampler in values["samplers"]] == [1, 1]
+
+
 def two_parts(ranks: Ranks, corpus: Path, moved: Path, other: Path, run: Path) -> str:
     """Train with two processes, continue with equal data: the error about other data."""
     settings = ("train.steps=2", "train.validate_every=9")

@@ -232,3 +232,20 @@ def test_random_states_continue_all_generators(tmp_path: object) -> None:
     assert draw() == expected
     seed_everything(3)
     assert draw() == first
+
+
+@pytest.mark.parametrize(
+    ("device", "used"), [("cuda:1", "cuda:1"), ("cpu", "cuda"), (None, "cuda")]
+)
+def test_the_generator_is_that_of_the_model_s_gpu(
+    device: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states: dict[str, torch.Tensor] = {used: torch.tensor(3)}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[str(device)])
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: states.update({str(device): state + 1})
+    )
+    of = None if device is None else torch.device(device)
+    restore_random_state(capture_random_state(of), of)
+    assert states == {used: torch.tensor(4)}

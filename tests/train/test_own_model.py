@@ -172,19 +172,47 @@ def test_other_parts_than_before_are_refused(tmp_path: Path, accumulate: int) ->
         run.run()
 
 
+class ReplacingNorm(nn.Module):
+    """Replaces its buffers in each pass; the positions become as many as the longest input."""
+
+    running_mean: Tensor
+    num_batches_tracked: Tensor
+    positions: Tensor
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(size))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+        self.register_buffer("positions", torch.zeros(0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.running_mean = 0.9 * self.running_mean + 0.1 * x.mean(0).detach()
+            self.num_batches_tracked = self.num_batches_tracked + 1
+            if len(self.positions) < len(x):
+                self.positions = torch.arange(len(x), device=x.device)
+        return x - self.running_mean
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, ReplacingNorm])
 @pytest.mark.parametrize(
     ("device", "late"),
     [("cpu", False), ("cpu", True), pytest.param("cuda", True, marks=pytest.mark.gpu)],
 )
-def test_skipped_steps_leave_running_statistics(tmp_path: Path, device: str, late: bool) -> None:
-    """A run with a NaN batch has those of a run without it, also if results are read late."""
+def test_skipped_steps_leave_running_statistics(
+    tmp_path: Path, device: str, late: bool, norm: Callable[[int], nn.Module]
+) -> None:
+    """A run with NaN batches has those of a run without them, also if results are read late."""
     some = batches()
-    spoilt = [*some[:2], torch.full((8, 4), math.nan), *some[2:]]
+    spoilt = [*some[:2], *torch.full((2, 8, 4), math.nan), *some[2:]]
     states = []
     for name, given in (("good", some), ("bad", spoilt)):
-        model = Net(nn.BatchNorm1d(4)).to(device)
+        model = Net(norm(4)).to(device)
         optimiser = OptimiserConfig(name="scaled_adam")
-        run = trainer(tmp_path / name, len(given), model=model, batches=given, optimiser=optimiser)
+        run = trainer(
+            tmp_path / name, len(given), model=model, batches=given, optimiser=optimiser,
+            settings={"log_every": 9},  # a log line reads the result
+        )  # fmt: skip
         run._trainer.stepper.reads_late = late
         assert run.run() == "finished"
         states.append(model.state_dict())
@@ -201,6 +229,16 @@ def test_the_device_decides_about_statistics() -> None:
         statistics.put_back(torch.tensor(applies))
         torch.testing.assert_close(norm.running_mean, torch.full((4,), mean))
         assert norm.num_batches_tracked == int(applies)
+
+
+def test_averages_have_the_buffers_that_a_module_replaced(tmp_path: Path) -> None:
+    model = Net(ReplacingNorm())
+    run = trainer(tmp_path, model=model, settings={"average_decay": 0.9})
+    run.run()
+    values = load_checkpoint(run.checkpoints.paths()[-1])
+    for name in ("norm.running_mean", "norm.num_batches_tracked"):
+        assert torch.equal(values["average"][name], model.state_dict()[name])
+    assert values["average"]["norm.num_batches_tracked"] == 6
 
 
 def test_broken_buffers_are_not_called_parameters(tmp_path: Path) -> None:

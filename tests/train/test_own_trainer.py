@@ -22,6 +22,7 @@ from pruned_rnnt.train import (
     TrainConfig,
     Trainer,
     load_checkpoint,
+    own_task,
 )
 from tests.train.run_files import checkpoint_of
 
@@ -272,6 +273,53 @@ def test_changed_batches_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="batch 4 of epoch 0 differs"):
         trainer(tmp_path, **shorter).run()
     assert trainer(tmp_path, allow_changes=True, **options()).run() == "finished"
+
+
+class Item:
+    """An utterance that refers to its batch, which has a tokenizer."""
+
+    def __init__(self, batch: list[Any], number: int) -> None:
+        self.batch, self.number = batch, number
+
+
+def test_digests_of_batches_are_bounded() -> None:
+    def batch(change: float = 0.0) -> list[Any]:
+        content: list[Any] = [{f"token {n}": n for n in range(100_000)}]
+        content += [Item(content, n) for n in range(300)]
+        return [content, torch.nested.nested_tensor([torch.zeros(2), torch.full((3,), change)])]
+
+    read: list[Any] = []
+
+    class Recorded(dict[str, int]):
+        def items(self) -> Any:
+            for item in super().items():
+                read.append(item)
+                yield item
+
+    assert own_task._digest_of(batch()) == own_task._digest_of(batch())
+    assert own_task._digest_of(batch()) != own_task._digest_of(batch(1.0))
+    own_task._digest_of([Recorded(batch()[0][0])] * 100)
+    assert 0 < len(read) <= own_task._MOST_VALUES
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: torch.complex(x, x).conj(),
+        lambda x: torch.complex(x, x).conj().imag,
+        lambda x: torch.nested.nested_tensor([x, x[:1]]),
+        lambda x: "a" * 5000 + str(x.tolist()),
+    ],
+)
+def test_digests_tell_batches_apart(change: Callable[[Tensor], Any]) -> None:
+    one, other = (own_task._digest_of(change(torch.tensor([1.0, end]))) for end in (2.0, 3.0))
+    assert one == own_task._digest_of(change(torch.tensor([1.0, 2.0]))) != other
+
+
+def test_digests_of_version_0_2_are_not_compared(tmp_path: Path) -> None:
+    batches = own_task.OwnBatches([[1], [2]], 0, allow_changes=False)
+    batches.load_state_dict({"epoch": 0, "batches": 1, "digest": "of all values"})
+    assert [batch.content for batch in batches] == [[2]]
 
 
 def test_other_settings_model_and_optimiser_are_refused(tmp_path: Path) -> None:

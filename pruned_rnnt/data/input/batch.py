@@ -18,7 +18,14 @@ class OtherBatchesError(ValueError):
     """The data give other batches than those that a run has used in the epoch that it continues.
 
     Raised when the loader is at its place in the epoch, so that it can go on with other batches.
+
+    Attributes:
+        batches: batches of the epoch before that place.
     """
+
+    def __init__(self, message: str, batches: int) -> None:
+        super().__init__(message)
+        self.batches = batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +48,10 @@ class Batch:
     target_lengths_N: int32, number of symbols; always on the CPU.
     texts, ids: reference text, as the tokenizer spells it, and cut id of each utterance.
     durations: duration of each utterance in seconds.
-    words: reference words with their times in the recording, before any augmentation that changes
-        time; empty for an utterance without an alignment.
+    lengths_before: number of frames of each utterance before augmentation, which may change it;
+        default: those of feature_lengths_N.
+    words: reference words with their times, before any augmentation that changes time; empty for an
+        utterance without an alignment.
     languages: language code of each reference, "" where it is unknown.
     left_out: a message for each utterance of the batch that could not be read.
     second_view_NTF: the same utterances with other SpecAugment masks, for CR-CTC; or None.
@@ -62,8 +71,11 @@ class Batch:
     left_out: tuple[str, ...] = ()
     second_view_NTF: Tensor | None = None
     repeats: frozenset[str] = frozenset()
+    lengths_before: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.lengths_before:
+            object.__setattr__(self, "lengths_before", tuple(self.feature_lengths_N.tolist()))
         if not self.languages:
             object.__setattr__(self, "languages", ("",) * len(self.ids))
 
@@ -87,6 +99,7 @@ class Batch:
             durations=tuple(self.durations[place] for place in places),
             words=tuple(self.words[place] for place in places),
             languages=tuple(self.languages[place] for place in places),
+            lengths_before=tuple(self.lengths_before[place] for place in places),
             second_view_NTF=_optional(lambda x: x[rows.to(x.device)], self.second_view_NTF),
         )
 

@@ -170,7 +170,8 @@ class TextLoader:
         if self._skip > 0 and state.get("digest") not in (None, self.texts.digest):
             raise OtherBatchesError(
                 f"cannot resume after batch {self._skip} of epoch {self.epoch}: the texts have "
-                "changed; use the texts that the run began with"
+                "changed; use the texts that the run began with",
+                self._skip,
             )
 
     def agree_without_fetching(self, batches: int) -> None:

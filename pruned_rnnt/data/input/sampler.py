@@ -198,7 +198,8 @@ class BatchSampler(DynamicBucketingSampler):  # type: ignore[misc]
             return
         raise OtherBatchesError(
             f"cannot resume after batch {batches} of epoch {epoch}: the data now {change}; use "
-            "the data that the run began with"
+            "the data that the run began with",
+            made,
         )
 
     def _next_batch(self) -> CutSet:

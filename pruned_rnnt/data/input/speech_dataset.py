@@ -57,6 +57,7 @@ class _Utterance(NamedTuple):
     symbols: list[int]
     language: str
     duration: float
+    length_before: int
     words: tuple[AlignedWord, ...]
     views: Views
 
@@ -135,6 +136,7 @@ class SpeechDataset(Dataset[Batch]):
             words=tuple(utterance.words for utterance in utterances),
             left_out=tuple(left_out),
             second_view_NTF=second_view_NTF,
+            lengths_before=tuple(utterance.length_before for utterance in utterances),
         )
 
     def _read(
@@ -210,6 +212,7 @@ class SpeechDataset(Dataset[Batch]):
             symbols=symbols,
             language=languages[0],
             duration=sum(float(cut.duration) for cut in cuts),
+            length_before=len(joined.features_TF),
             words=tuple(
                 replace(word, start=word.start + begin / FRAMES_PER_SECOND)
                 for cut, begin in zip(cuts, joined.begins, strict=True)

@@ -31,12 +31,12 @@ class RunningAverage:
     def __init__(self, model: nn.Module, decay: float, ranks: Ranks | None = None) -> None:
         self.decay = decay
         self.updates = 0
-        self._names = dict(model.state_dict(keep_vars=True))
+        self._model = model
         # A module that is registered twice has two names for one parameter, which is averaged once.
         # Frozen parameters are their own average.
         parameters = {
             id(p): p
-            for p in self._names.values()
+            for p in self._tensors().values()
             if isinstance(p, nn.Parameter) and p.requires_grad
         }
         ranks = ranks or Ranks()
@@ -45,8 +45,12 @@ class RunningAverage:
             key: p for key, p in parameters.items() if self._owners.is_own(p)
         }
         self._average = {key: value.detach().clone() for key, value in self._live.items()}
-        # The tensors stay the same objects, so their lists are built once.
+        # Parameters stay the same objects, so their lists are built once.
         self._moving = (list(self._average.values()), list(self._live.values()))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The model's parameters and buffers; a module may have replaced a buffer."""
+        return dict(self._model.state_dict(keep_vars=True))
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -91,7 +95,7 @@ class RunningAverage:
         """
         if self._owners.world_size == 1:
             return {
-                name: self._average.get(id(value), value) for name, value in self._names.items()
+                name: self._average.get(id(value), value) for name, value in self._tensors().items()
             }
         numbers = {id(value): number for number, value in enumerate(self._owners.tensors)}
         whole = self._owners.gather(
@@ -101,7 +105,7 @@ class RunningAverage:
             return None
         return {
             name: whole[numbers[id(value)]]["average"] if id(value) in numbers else value
-            for name, value in self._names.items()
+            for name, value in self._tensors().items()
         }
 
     def tensors(self) -> list[Tensor]:
@@ -111,7 +115,7 @@ class RunningAverage:
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor], updates: int) -> None:
         """Load saved averages and the number of updates behind them."""
-        for name, value in self._names.items():
+        for name, value in self._tensors().items():
             if id(value) in self._average:
                 self._average[id(value)].copy_(state[name])
         self.updates = updates

@@ -12,6 +12,7 @@ A checkpoint is one dictionary of tensors and plain values:
                       process trains
     counters          step, epoch, batches of the epoch, ...
     score             error rate of the validation if it was measured, else None
+    is_average        True in files of `pruned-rnnt average` alone
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class CheckpointFolder:
 
         With `keep_all` none is removed: the new one may be worse than the earlier ones. Later ones,
         which were unreadable when the run continued from an earlier one, stay until the run reaches
-        their step.
+        their step; their scores are dropped.
         """
         path = self.path(step)
         save_checkpoint(path, values)
@@ -122,6 +123,8 @@ class CheckpointFolder:
             scores[path.name] = values["score"]
         passed = [p for p in self.paths() if p.name <= path.name]
         kept = {p.name for p in passed[-max(1, self.keep_last) :]}
+        # Only what can be kept has a rank.
+        scores = {p.name: scores[p.name] for p in passed if p.name in scores}
         kept.update(_best_first(scores)[: self.keep_best])
         if keep_all:
             kept.update(p.name for p in passed)

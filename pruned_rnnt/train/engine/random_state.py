@@ -34,17 +34,25 @@ def _capture_host() -> dict[str, Any]:
     }
 
 
-def capture_random_state() -> dict[str, Any]:
-    """States of all generators of this process, as tensors and plain values."""
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+def capture_random_state(device: torch.device | None = None) -> dict[str, Any]:
+    """States of all generators of this process, as tensors and plain values.
+
+    Args:
+        device: the GPU whose generator is used; another device, or None, for the current GPU.
+    """
+    cuda = torch.cuda.get_rng_state(_gpu(device)) if torch.cuda.is_available() else None
     return {**_capture_host(), "cuda": cuda}
 
 
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Restore a state from `capture_random_state`."""
+def restore_random_state(state: dict[str, Any], device: torch.device | None = None) -> None:
+    """Restore a state from `capture_random_state`, to the generator of `device`."""
     _restore_host(state)
     if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+        torch.cuda.set_rng_state(state["cuda"], _gpu(device))
+
+
+def _gpu(device: torch.device | None) -> torch.device:
+    return device if device is not None and device.type == "cuda" else torch.device("cuda")
 
 
 def _restore_host(state: dict[str, Any]) -> None:

@@ -9,36 +9,53 @@ from pruned_rnnt.model.captured_gradients import new_flat, views_of
 
 
 class RunningStatistics:
-    """The buffers of a model's batch normalisations, whose passes change them.
+    """The buffers of a model's batch normalisations, whose passes change or replace them.
 
     A skipped step must leave them as they were, as NaN would never leave a running mean.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        of_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for module in model.modules():
-            if isinstance(getattr(module, "running_mean", None), Tensor):
-                for buffer in module.buffers(recurse=False):
-                    of_dtype.setdefault(buffer.dtype, []).append(buffer)
-        # One vector for those of a dtype: few launches, and no wait for a decision of the device.
-        self._groups = [
-            (buffers, flat, views_of(flat, buffers))
-            for buffers in of_dtype.values()
-            for flat in [new_flat(buffers)]
+        self._modules = [
+            module
+            for module in model.modules()
+            if isinstance(getattr(module, "running_mean", None), Tensor)
         ]
+        # Of each dtype: module, name and buffer, and their values as one vector.
+        self._kept: list[tuple[list[tuple[nn.Module, str, Tensor]], Tensor]] = []
 
     @torch.no_grad()
     def keep(self) -> None:
         """Copy their values, before the passes of a step."""
-        for buffers, _, kept in self._groups:
-            torch._foreach_copy_(kept, buffers)
+        of_dtype: dict[torch.dtype, list[tuple[nn.Module, str, Tensor]]] = {}
+        for module in self._modules:
+            for name, buffer in module.named_buffers(recurse=False):
+                of_dtype.setdefault(buffer.dtype, []).append((module, name, buffer))
+        self._kept = []
+        for places in of_dtype.values():
+            buffers = [buffer for _, _, buffer in places]
+            # One vector: few launches, and no wait for a decision of the device.
+            flat = new_flat(buffers)
+            torch._foreach_copy_(views_of(flat, buffers), buffers)
+            self._kept.append((places, flat))
 
     @torch.no_grad()
     def put_back(self, applies: Tensor | None = None) -> None:
         """Undo the changes since `keep`, in place; not if `applies`, () bool on the device."""
-        for buffers, flat, kept in self._groups:
+        for places, flat in self._kept:
+            buffers = [buffer for _, _, buffer in places]
+            found = [getattr(module, name) for module, name, _ in places]
+            # What was replaced by another size is no statistic, and stays.
+            statistics = [
+                now if now is not None and now.shape == buffer.shape else buffer
+                for now, buffer in zip(found, buffers, strict=True)
+            ]
             if applies is not None:
                 changed = flat.clone()
-                torch._foreach_copy_(views_of(changed, buffers), buffers)
+                torch._foreach_copy_(views_of(changed, buffers), statistics)
                 torch.where(applies, changed, flat, out=flat)
-            torch._foreach_copy_(buffers, kept)
+            torch._foreach_copy_(buffers, views_of(flat, buffers))
+            for (module, name, buffer), now, statistic in zip(
+                places, found, statistics, strict=True
+            ):
+                if now is statistic:
+                    setattr(module, name, buffer)

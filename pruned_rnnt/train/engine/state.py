@@ -129,9 +129,12 @@ class TrainingState:
             TrainingStopped: training has diverged; nothing is written.
         """
         self.stop_if_diverged(folder)
+        # A process whose worker died in the last, smaller group of an epoch counts batches that the
+        # epoch does not have.
+        self.counters.batch = min(self.ranks.gather(self.counters.batch))
         # Until `restore_random`, the loaded state is that of the run: building the model and the
         # data has drawn from the current generators.
-        random_states = self.ranks.gather(self._random or capture_random_state())
+        random_states = self.ranks.gather(self._random or capture_random_state(self._device))
         # Each process updates its buffers by its own batches.
         buffers = self.ranks.gather(
             {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
@@ -169,16 +172,16 @@ class TrainingState:
         log_info(logger, f"saved {path.name}{note}", f"saved {path}{note}")
         return path
 
-    def stop_if_diverged(self, folder: CheckpointFolder) -> None:
-        """Check the parameters; all processes must call.
+    def stop_if_diverged(self, folder: CheckpointFolder, *, buffers: bool = True) -> None:
+        """Check the parameters and, with `buffers`, the buffers; all processes must call.
 
         Raises:
             TrainingStopped: a parameter or buffer is NaN, infinite or huge.
         """
         state = dict(self.task.model.state_dict())
         names = [name for name, _ in self.task.model.named_buffers() if name in state]
-        buffers = {name: state.pop(name) for name in names}
-        broken = describe_broken(state) or describe_broken(buffers, "buffer")
+        others = {name: state.pop(name) for name in names}
+        broken = describe_broken(state) or (describe_broken(others, "buffer") if buffers else "")
         found = next((text for text in self.ranks.gather(broken) if text), "")
         if not found:
             return
@@ -319,6 +322,7 @@ class TrainingState:
                 self.loader.load_state_dict(samplers[self.ranks.rank])
             except OtherBatchesError as error:
                 self._refuse_or_warn(error, different, allow_changes)
+                self.counters.batch = error.batches
             return
         if not allow_changes:
             raise ConfigError(
@@ -328,6 +332,12 @@ class TrainingState:
             )
         counters = self.counters
         counters.batch = counters.batch * processes // own
+        self.loader.set_epoch(counters.epoch)
+        try:
+            self.loader.load_state_dict(self.loader.state_dict(counters.batch))
+        except OtherBatchesError as error:
+            # So many processes have fewer batches in an epoch: the place is its end.
+            counters.batch = error.batches
         if self.ranks.is_first:
             logger.warning(
                 "%d process(es) instead of %d: continuing after batch %d of the epoch; some "
@@ -336,8 +346,6 @@ class TrainingState:
                 processes,
                 counters.batch,
             )
-        self.loader.set_epoch(counters.epoch)
-        self.loader.load_state_dict(self.loader.state_dict(counters.batch))
 
     def _refuse_or_warn(
         self, error: OtherBatchesError, different: Sequence[str], allow_changes: bool
@@ -355,8 +363,12 @@ class TrainingState:
     def restore_random(self) -> None:
         """Restore the random generators in the first call after `restore`."""
         if self._random is not None:
-            restore_random_state(self._random)
+            restore_random_state(self._random, self._device)
             self._random = None
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.task.model.parameters()).device
 
 
 def _kind_of_device(config: TrainConfig) -> str:

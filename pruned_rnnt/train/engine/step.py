@@ -147,6 +147,8 @@ class Stepper:
         started = time.perf_counter()
         size = total_size(self.task.size(batch) for batch in batches)
         this = Step(batches=batches, size=size, started=started, read=self._read)
+        # Not in the passes, which a process leaves out without a batch or memory.
+        self.task.begin_step(step)
         # All processes reach the same decision about the step, as they compute it from sums.
         sums = self.ranks.start_sum([size.frames, float(stop_requested)])
         self.gradients.start()

@@ -74,6 +74,11 @@ class Task(Protocol):
 
     def train_loader(self) -> Loader: ...
 
+    def begin_step(self, step: int) -> None:
+        """Called once in each training step, before `losses`, in all processes.
+
+        A process may have no batch in a step, so what the processes agree on belongs here."""
+
     def losses(self, batch: Any, step: int) -> Losses:
         """Losses of a batch on the model's device; `step` is the number of steps done before."""
 

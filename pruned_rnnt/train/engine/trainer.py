@@ -26,7 +26,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, stopped_without_worker
 from pruned_rnnt.train.engine.log import RunLog, log_file
 from pruned_rnnt.train.engine.loggers import MetricLogger, require_loggers
-from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, StateMemory, state_memory
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, StateMemory, peak, state_memory
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.run_files import add_version
 from pruned_rnnt.train.engine.state import TrainingState
@@ -230,8 +230,9 @@ class Trainer:
         counters.bad_steps += 1
         counters.consecutive_bad_steps += 1
         if not report.problem.startswith(OUT_OF_MEMORY):
-            # With broken parameters, the utterances are not the cause.
-            self.state.stop_if_diverged(self.checkpoints)
+            # With broken parameters, the utterances are not the cause. Of a result that is read
+            # late, the buffers are those after the passes of the next step, which may be undone.
+            self.state.stop_if_diverged(self.checkpoints, buffers=not self.stepper.reads_late)
         folder = RunFolder(self.folder).bad_steps
         shapes = [self.task.shapes(batch) for batch in step.batches]
         dump_bad_step(folder, counters.step, self.ranks.rank, report, shapes)
@@ -253,7 +254,7 @@ class Trainer:
         if scaler.is_enabled():
             values["grad_scale"] = float(scaler.get_scale())
         if self.stepper.device.type == "cuda":
-            values["gpu_memory_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            values["gpu_memory_gib"] = peak(self.stepper.device) / 2**30
         self.log.write(counters.step, values)
 
     def _stops_early(self) -> bool:

@@ -32,7 +32,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.speech_dataset import aligned_words
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.emission_delay import percentile, spoken_words
-from pruned_rnnt.decode.word_times import FEATURE_SECONDS, FRAME_SECONDS, word_spans
+from pruned_rnnt.decode.word_times import FRAME_SECONDS, word_spans
 from pruned_rnnt.diagnostics import mean_symbol_delay
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.system.device import HostCopy
@@ -112,7 +112,7 @@ class DelayControl:
         self._pending: list[tuple[HostCopy, list[_WordEnd]]] = []
 
     def begin(self, step: int) -> float:
-        """The penalty for a batch of a step; all processes call it at least once for each step."""
+        """The penalty for the batches of a step; all processes call it for each step."""
         if step != self._step:
             self._step = step
             self._update(step)
@@ -206,12 +206,14 @@ class DelayControl:
             if not words:
                 continue
             spoken = spoken_words(words, self._tokenizer)
-            spans = word_spans([names[i] for i in self._tokenizer.encode(batch.texts[n])])
-            if len(spans) == len(spoken):
-                # A language tag comes before the words.
-                first = batch.languages[n] in self._tokenizer.languages
+            symbols = self._tokenizer.encode(batch.texts[n])
+            spans = word_spans([names[i] for i in symbols])
+            # A language tag comes before the words. Utterances of several languages that were
+            # joined have more tags, at places that are not known here.
+            first = batch.languages[n] in self._tokenizer.languages
+            if len(spans) == len(spoken) and batch.target_lengths_N[n] == first + len(symbols):
                 # Augmentation may have changed the tempo.
-                speed = lengths[n] * FEATURE_SECONDS / batch.durations[n]
+                speed = lengths[n] / batch.lengths_before[n]
                 ends += [
                     _WordEnd(n, first + stop - 1, speed * word.end)
                     for (_, stop), word in zip(spans, spoken, strict=True)

@@ -104,6 +104,8 @@ class LanguageModelTask:
     def train_loader(self) -> TextLoader:
         return self._loader(self._train, shuffle=True)
 
+    def begin_step(self, step: int) -> None: ...
+
     def losses(self, batch: TextBatch, step: int) -> LanguageModelLosses:
         losses: LanguageModelLosses = self.model(batch.texts_NU, batch.lengths_N)
         return losses

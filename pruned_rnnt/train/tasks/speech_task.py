@@ -143,11 +143,13 @@ class SpeechTask:
     def train_loader(self) -> BatchLoader:
         return self.data.train_loader()
 
-    def losses(self, batch: Batch, step: int) -> ModelLosses:
+    def begin_step(self, step: int) -> None:
         if self._delay is not None:
             assert isinstance(self.model, TransducerModel)
             assert self.model.pruned_loss is not None
             self.model.pruned_loss.set_delay_penalty(self._delay.begin(step))
+
+    def losses(self, batch: Batch, step: int) -> ModelLosses:
         losses: ModelLosses = self.model(
             batch.features_NTF,
             batch.feature_lengths_N,
