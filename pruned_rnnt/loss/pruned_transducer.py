@@ -49,16 +49,18 @@ class PrunedTransducerLoss(nn.Module):
     scale goes from 1 to simple_scale and the second from pruned_scale_start to 1, linearly,
     because the band means little until the simple loss has learned something.
 
-    On CUDA, with reduction `mean` or `sum` and any dtype except float16, gradients are computed
-    during forward and backward only scales them; use torch.no_grad() for evaluation. Gradients of
-    simple_loss or pruned_loss by itself are computed anew: set the scales here instead.
+    On CUDA, with reduction `mean` or `sum`, gradients are computed during forward and backward only
+    scales them; use torch.no_grad() for evaluation. Gradients of simple_loss or pruned_loss by
+    itself are computed anew: set the scales here instead. Not in float16, whose gradients need the
+    scale of the loss while they are computed: there the loss runs layer by layer.
 
     Args:
         joiner: a Joiner, whose logits are then never stored; or any callable from am
             (N, T, S, E) and lm (N, T, S, P), the encoder and predictor outputs inside the band, to
             logits (N, T, S, V). Layers may have hooks and adapters, or be replaced. The loss calls
             a Joiner whose forward or output layer was changed in such a way, stores its logits, and
-            says so in the log once.
+            says so in the log once. It refuses wrappers of a Joiner, such as torch.compile(joiner)
+            or a lambda around it, whose call would leave out the two projections.
         encoder_dim, predictor_dim, vocab_size: E, P and V.
         blank: column of the blank.
         s_range: columns of the band.
@@ -72,7 +74,8 @@ class PrunedTransducerLoss(nn.Module):
         simple_scale, pruned_scale_start, warm_up_steps: see above.
 
     Raises:
-        TypeError: an option of another type; a joiner that does not take am and lm.
+        TypeError: an option of another type; a joiner that does not take am and lm, or is a wrapper
+            of a Joiner.
         ValueError: options out of range; a Joiner of other widths or another vocabulary, or with
             durations that the loss does not have.
     """
@@ -272,7 +275,9 @@ class PrunedTransducerLoss(nn.Module):
             return None
         inputs = StepInputs(encoder_out, predictor_out, *parameters)
         dtype = product_dtype(*inputs.given)
-        if not has_dtypes_of_step(inputs, dtype):
+        # The step rounds gradients of the simple loss before the scale of the loss reaches them.
+        loses_gradients = dtype == torch.float16 and torch.is_grad_enabled()
+        if loses_gradients or not has_dtypes_of_step(inputs, dtype):
             return None
         options = self.options
         if self.tdt is not None:

@@ -57,6 +57,17 @@ def step_limit(s_range: int, rnnt_type: str) -> int:
 
 @pytest.mark.parametrize("device", cases.DEVICES)
 @pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
+def test_a_band_of_a_billion_columns_begins_at_the_first(exact, device) -> None:
+    """Its columns times frames are no 32-bit number."""
+    occupancy, lengths = occupancy_of([60, 41], [30, 17], "regular")
+    moved = Occupancy(*(x.to(device) for x in occupancy))
+    bounds = pruned_rnnt.prune_bounds(moved, *lengths, 10**9, exact=exact)
+    assert not bounds.start.any()
+    assert bounds.s_range == 10**9
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+@pytest.mark.parametrize("exact", [False, True], ids=["greedy", "exact"])
 @pytest.mark.parametrize("rnnt_type", ["regular", "modified"])
 @pytest.mark.parametrize(("frames_N", "symbols_N", "s_range"), CASES)
 def test_constraints(frames_N, symbols_N, s_range, rnnt_type, exact, device) -> None:

@@ -83,6 +83,22 @@ def test_dtypes(device, kind, dtype, tolerance) -> None:
     assert_near(got[first_gradient:], wanted[first_gradient:], tolerance)
 
 
+@pytest.mark.parametrize("device", STEP)
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_in_float16_have_the_scale_of_the_loss(device, training, monkeypatch) -> None:
+    """Gradients of a probability below 3e-8 are 0 in float16 unless they are scaled."""
+    step, _ = modules(device, 29, torch.float32)
+    batch = inputs(device, 29, torch.float32)
+    calls = []
+    made = pruned_transducer.pruned_step
+    monkeypatch.setattr(
+        pruned_transducer, "pruned_step", lambda *given: calls.append(1) or made(*given)
+    )
+    with torch.autocast(device, torch.float16), torch.set_grad_enabled(training):
+        step(*batch, step=4)
+    assert bool(calls) != training
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @every_kind
 @pytest.mark.parametrize("together", [1, 2])

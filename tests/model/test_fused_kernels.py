@@ -17,6 +17,7 @@ from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.gated_depthwise import gate
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.layer_norm import LayerNorm
+from pruned_rnnt.model.linear import Linear
 from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
 from pruned_rnnt.model.subsampling_convolutions import WideConv2d, depthwise_maps
 from pruned_rnnt.model.zipformer import Zipformer, attention
@@ -62,6 +63,16 @@ def check(function: Function, *inputs: Tensor, tolerance: float = 2e-6) -> None:
         results.append([x.double() for x in (*outputs, *gradients)])
     for fused, plain in zip(*results, strict=True):
         assert (fused - plain).norm() <= tolerance * (plain.norm() + 1e-3)
+
+
+def test_bias_gradients_of_expanded_gradients() -> None:
+    """The gradient of a sum over frames has the stride 0 there."""
+    x, weights = torch.randn(3, 37, 20), torch.randn(3, 24)
+    layer, wanted = Linear(20, 24).cuda(), nn.Linear(20, 24).cuda()
+    wanted.load_state_dict(layer.state_dict())
+    for each in (layer, wanted):
+        (each(x.cuda()).sum(1) * weights.cuda()).sum().backward()
+    torch.testing.assert_close(layer.bias.grad, wanted.bias.grad)
 
 
 @pytest.mark.parametrize("kind", ["L", "R"])

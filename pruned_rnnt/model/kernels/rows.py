@@ -60,11 +60,11 @@ def _row_stride(x: Tensor) -> int:
 def _has_row_stride(x: Tensor) -> bool:
     if x.size(-1) > 1 and x.stride(-1) != 1:
         return False
-    expected = 0
+    expected = None  # 0 is the stride of an expanded axis
     for axis in range(x.dim() - 2, -1, -1):
         if x.size(axis) == 1:
             continue
-        if expected and x.stride(axis) != expected:
+        if expected is not None and x.stride(axis) != expected:
             return False
         expected = x.stride(axis) * x.size(axis)
     return True

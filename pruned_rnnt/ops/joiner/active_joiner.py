@@ -45,8 +45,9 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
 from pruned_rnnt.ops.joiner.log_probs import RowLogProbs, RowStatistics, log_probs
 from pruned_rnnt.ops.lattice.recursion import Recursion, run_recursion
 
-# Lattices of fewer rows have so little work that more launches would take longer.
-FEWEST_ROWS = 1 << 16
+# Lattices of fewer rows have so little work that more launches would take longer. Rows and those of
+# a chunk behind them are 32-bit numbers.
+FEWEST_ROWS, MOST_ROWS = 1 << 16, (1 << 31) - (1 << 24)
 # The most that the hidden rows, logits and their gradients of a chunk may take, about; and with
 # lengths on the device, where chunks without rows are launched, too, at least in CUDA graphs.
 CHUNK_BYTES = 160 << 20
@@ -64,7 +65,7 @@ def uses_active_rows(am: Tensor, rows: int) -> bool:
     """True if the loss of a whole lattice with that many rows computes its active rows only; am is
     in the dtype of the products."""
     return (
-        rows >= FEWEST_ROWS
+        FEWEST_ROWS <= rows <= MOST_ROWS
         and am.shape[2] % _BIAS_COLUMNS == 0
         and not torch.compiler.is_compiling()
         and can_multiply_first_rows(am)

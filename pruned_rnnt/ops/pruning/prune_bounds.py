@@ -132,6 +132,9 @@ def prune_bounds_exact(
 def choose_bounds(nodes: OccupancyAndLengths, s_range: int, rnnt_type: int, exact: bool) -> Tensor:
     """start (N,T) int32 by the greedy or the exact op, for contiguous occupancies."""
     start = nodes.gy.new_empty(nodes.gy.shape[:2], dtype=torch.int32)
+    if not torch.compiler.is_compiling():
+        # Columns of a band times frames are 32-bit numbers. torch.compile would compile once more.
+        s_range = min(s_range, max(nodes.gy.shape[2], 2))
     if exact:
         scratch = torch.empty_like(nodes.gy, dtype=torch.int32)
         prune_bounds_exact(nodes, s_range, rnnt_type, scratch, start)

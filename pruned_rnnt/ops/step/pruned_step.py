@@ -7,9 +7,9 @@ pruned_rnnt/loss/composed_losses.py, and serves all other devices and layers.
 
 If the losses are reduced, their gradients are computed during forward, for an upstream gradient of
 1, and backward multiplies them by the gradient of the total: the GPU then does not wait until
-autograd has found its way back. Not in float16, whose gradients need the scale of the loss while
-they are computed. Gradients that reach the simple or the pruned loss by itself, and those of a
-second backward pass, are computed anew.
+autograd has found its way back. Gradients that reach the simple or the pruned loss by itself, and
+those of a second backward pass, are computed anew. Gradients in float16 need the scale of the loss
+while they are computed: the composition serves them.
 """
 
 from __future__ import annotations
@@ -127,7 +127,6 @@ class _PrunedStep(torch.autograd.Function):
             plan.differentiable
             and any(ctx.needs_input_grad)
             and plan.reduction != "none"
-            and plan.dtype != torch.float16
         )
         inputs = _contiguous(tensors)
         plan = plan._replace(packed=host_lengths is not None, grads_in_forward=grads_in_forward)
