@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.loss.checks import check_shape
-from pruned_rnnt.loss.joiner import Joiner, durations_of_call, output_parameters
+from pruned_rnnt.loss.joiner import (
+    Joiner,
+    durations_of_call,
+    logits_of_callable,
+    output_parameters,
+)
 from pruned_rnnt.loss.logit_losses import check_logits, loss_of_logits
 from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.loss.tdt_head import TdtHead
 from pruned_rnnt.ops.common.matrix_products import is_autocast_enabled, product_dtype
-from pruned_rnnt.ops.common.plain_layers import plain_parameters
+from pruned_rnnt.ops.common.plain_layers import hook_of, plain_parameters
 from pruned_rnnt.ops.common.utterances import Utterances
 from pruned_rnnt.ops.joiner.fused_joiner import OutputLayers, joiner_loss, planned_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
@@ -142,7 +147,20 @@ def streamed_of(
 
 
 def projection(layer: nn.Module, x: Tensor) -> Tensor:
-    """layer(x), with x in the dtype of the layer's parameters unless autocast chooses one."""
+    """layer(x), with x in the dtype of the layer's parameters unless autocast chooses one.
+
+    Raises:
+        ValueError: the parameters are sharded, and the layer's call would not gather them.
+    """
+    # By name, because importing DTensor takes seconds. Hooks of the layer itself gather them.
+    sharded = any(type(p).__name__ == "DTensor" for p in layer.parameters(recurse=False))
+    if sharded and hook_of(layer) is None:
+        raise ValueError(
+            "a projection of the loss or of its Joiner has sharded parameters (DTensor) when the "
+            "loss calls it: the loss calls the Joiner's layers one by one, so that the hooks of "
+            "fully_shard(joiner) come too late; apply fully_shard to the loss, to the whole model "
+            "or to the layers of the Joiner instead"
+        )
     if not is_autocast_enabled(x):
         floating = (p.dtype for p in layer.parameters() if p.is_floating_point())
         x = x.to(next(floating, x.dtype))
@@ -175,10 +193,11 @@ def _pruned_loss(
     frames_NTSD = frames[:, :, None, :].expand(-1, -1, s_range, -1)
     positions_NTSD = gathered_band(positions.contiguous(), start_NT, s_range)
     duration_logits = None
-    if recursion.tdt is None:
+    if not isinstance(joiner, Joiner):
+        logits = logits_of_callable(joiner, frames_NTSD, positions_NTSD)
+    elif recursion.tdt is None:
         logits = joiner(frames_NTSD, positions_NTSD)
     else:
-        assert isinstance(joiner, Joiner)
         logits, duration_logits = durations_of_call(joiner, frames_NTSD, positions_NTSD)
     shape = (*start_NT.shape, s_range, layers.vocab_size)
     check_shape("what joiner returns", logits, shape, "logits (N, T, S, vocab_size)")

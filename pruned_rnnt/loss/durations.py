@@ -129,8 +129,8 @@ def draws_rnnt(omega: float, device: torch.device) -> bool:
     )
     if is_recorded:
         raise ValueError(
-            f"omega is {omega}, but torch.compile and CUDA graphs would repeat one random choice; "
-            "use omega=0 there"
+            f"omega is {omega}, but torch.export, torch.compile(fullgraph=True) and CUDA graphs "
+            "would repeat one random choice; use omega=0 there"
         )
     return bool(torch.rand((), device="cpu") < omega)
 

@@ -16,6 +16,8 @@ from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 
 # Bound of initial biases at a scale of one, whatever the number of inputs.
 _BIAS_BOUND = 0.1
+# Attribute of the tensors that a loss gives any callable: no projection of a Joiner has seen them.
+_UNPROJECTED = "_pruned_rnnt_unprojected"
 
 
 @torch.no_grad()
@@ -75,7 +77,8 @@ class Joiner(nn.Module):
         """am, lm (..., D) that broadcast, the projected inputs -> logits (..., V).
 
         Raises:
-            ValueError: inputs of another width, for example those that are not projected.
+            ValueError: inputs of another width, for example those that are not projected; a loss
+                calls a function around this Joiner; activation was set to another value.
         """
         logits: Tensor = self.output_linear(self.hidden(am, lm))
         return logits
@@ -95,6 +98,8 @@ class Joiner(nn.Module):
 
     def hidden(self, am: Tensor, lm: Tensor) -> Tensor:
         """(..., D), the input of the output layers."""
+        if not torch.jit.is_scripting():  # type: ignore[attr-defined]
+            _check_call(self, am, lm)
         width = getattr(self.output_linear, "in_features", None)
         for name, x, layer in (("am", am, "encoder_proj"), ("lm", lm, "decoder_proj")):
             if width is not None and x.shape[-1] != width:
@@ -106,6 +111,34 @@ class Joiner(nn.Module):
         if self.activation == "tanh":
             return torch.tanh(hidden)
         return torch.relu(hidden) if self.activation == "relu" else hidden
+
+
+def _check_call(joiner: Joiner, am: Tensor, lm: Tensor) -> None:
+    """ValueError for an unknown activation, and for arguments that a loss gave a callable around
+    the joiner."""
+    check_one_of("joiner.activation", joiner.activation, ACTIVATIONS)
+    for name, x, layer in (("am", am, "encoder_proj"), ("lm", lm, "decoder_proj")):
+        if hasattr(x, _UNPROJECTED):
+            raise ValueError(
+                f"{name} is not projected: PrunedTransducerLoss has a callable around this Joiner, "
+                f"and calls it without joiner.{layer}, which would not be trained: give the loss "
+                "the Joiner itself (joiner.compile() compiles it in place), or call "
+                "joiner(joiner.encoder_proj(am), joiner.decoder_proj(lm)) there"
+            )
+
+
+def logits_of_callable(
+    joiner: Callable[[Tensor, Tensor], Tensor], am: Tensor, lm: Tensor
+) -> Tensor:
+    """joiner(am, lm), of a callable that is no Joiner and tensors that nothing else has.
+
+    Raises:
+        TypeError, ValueError: it calls a Joiner with them, as a wrapper does.
+    """
+    _check_unwrapped(joiner)
+    for x in (am, lm):
+        setattr(x, _UNPROJECTED, True)
+    return joiner(am, lm)
 
 
 def output_parameters(joiner: Joiner) -> OutputLayers | str:
@@ -131,6 +164,8 @@ def changed_part(joiner: Joiner) -> str | None:
     for name in ("forward", "hidden", "with_durations"):
         if getattr(kind, name) is not getattr(Joiner, name) or name in joiner.__dict__:
             return f"joiner is a {kind.__name__} with a {name} of its own"
+    if joiner.activation not in ACTIVATIONS:
+        return f"joiner has the activation {joiner.activation!r}"  # its call refuses it
     hook = hook_of(joiner)
     return None if hook is None else f"joiner {hook}"
 
@@ -139,14 +174,16 @@ def durations_of_call(joiner: Joiner, am: Tensor, lm: Tensor) -> tuple[Tensor, T
     """joiner.with_durations(am, lm), of a joiner whose changes that call runs.
 
     Raises:
-        ValueError: for changes of forward alone, and hooks of the joiner itself.
+        ValueError: for changes of forward or __call__ alone, and hooks of the joiner itself.
     """
     kind = type(joiner)
     own = [kind.with_durations is not Joiner.with_durations, "with_durations" in joiner.__dict__]
     forward = [kind.forward is not Joiner.forward, "forward" in joiner.__dict__]
+    forward.append(kind.__call__ is not Joiner.__call__)
     if any(forward) and not any(own):
+        name = "forward" if any(forward[:2]) else "__call__"
         raise ValueError(
-            f"joiner is a {kind.__name__} with a forward of its own, which a loss with durations "
+            f"joiner is a {kind.__name__} with a {name} of its own, which a loss with durations "
             "does not call: define with_durations(am, lm) -> (logits, duration logits), too"
         )
     hook = hook_of(joiner)
@@ -164,10 +201,11 @@ def check_joiner(
     predictor_dim: int,
     vocab_size: int,
 ) -> None:
-    """TypeError for what cannot be called with am and lm; ValueError for a Joiner of other widths,
-    where layers without in_features and out_features pass."""
+    """TypeError for what cannot be called with am and lm, and wrappers of a Joiner; ValueError for
+    a Joiner of other widths, where layers without in_features and out_features pass."""
     if not isinstance(joiner, Joiner):
         _check_callable(joiner)
+        _check_unwrapped(joiner)
         return
     for name, wanted, layer, size in (
         ("encoder_dim", encoder_dim, "encoder_proj", "in_features"),
@@ -193,3 +231,24 @@ def _check_callable(joiner: Callable[[Tensor, Tensor], Tensor]) -> None:
             f"joiner is a {type(joiner).__name__}, needs a pruned_rnnt.Joiner or a callable of am "
             "and lm that returns logits"
         ) from error
+
+
+def _check_unwrapped(joiner: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """TypeError for torch's wrappers of a Joiner."""
+    if isinstance(joiner, nn.Module) and _wraps_joiner(joiner):
+        raise TypeError(
+            f"joiner is a {type(joiner).__name__} of a pruned_rnnt.Joiner, whose encoder_proj and "
+            "decoder_proj its call leaves out; give the Joiner itself, whose layers the loss runs "
+            "without storing logits: joiner.compile() compiles it in place, and other wrappers may "
+            "take the loss or the whole model"
+        )
+
+
+def _wraps_joiner(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        # Its class is not Joiner, but the type of its self is named after it.
+        return f"{Joiner.__module__}." in str(next(module.graph.inputs()).type())
+    # Other modules with a Joiner inside may well project what they give it.
+    return type(module).__module__.startswith("torch.") and any(
+        isinstance(child, Joiner) or _wraps_joiner(child) for child in module.children()
+    )

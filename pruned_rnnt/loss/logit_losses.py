@@ -177,7 +177,7 @@ def rnnt_loss_tdt(
             under-normalization), which favours few arcs, and thus long durations.
         omega: probability with which the call is the RNN-T loss of logits instead, without sigma
             and with a gradient of 0 for duration_logits. Drawn on the host from torch's CPU
-            generator; must be 0 in torch.compile and CUDA graphs.
+            generator; must be 0 in torch.export, torch.compile(fullgraph=True) and CUDA graphs.
         fastemit_lambda: scales the gradient through the symbols' log-probabilities, not that
             through their durations.
         clamp: bound of each element of d loss_n / d logits and d loss_n / d duration_logits.

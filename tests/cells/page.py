@@ -58,7 +58,10 @@ FAMILIES = {
     "transforms": ("Transforms", "torch.func, torch.jit and CUDA graphs."),
     "compilers": ("Compilers", "torch.compile with several backends, and torch.export."),
     "wrappers": ("Layers with wrappers", "What users put around the layers of the module."),
-    "whole module": ("The module as a whole", "Copies, files and distributed training."),
+    "whole module": (
+        "The module as a whole",
+        "Copies, files and distributed training. `fully_shard` of the joiner alone is refused.",
+    ),
 }
 _BY_FUNCTION = "## By function\n"
 _SHOWN = (RIGHT, REFUSED)

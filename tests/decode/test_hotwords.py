@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,12 @@ def hotwords(phrases: dict[tuple[int, ...], float]) -> list[Hotword]:
     return [Hotword(symbols=symbols, bonus=bonus) for symbols, bonus in phrases.items()]
 
 
-def total_by_count(symbols: tuple[int, ...]) -> float:
+def total_by_count(
+    symbols: tuple[int, ...], phrases: dict[tuple[int, ...], float] = PHRASES
+) -> float:
     return sum(
         bonus * len(phrase)
-        for phrase, bonus in PHRASES.items()
+        for phrase, bonus in phrases.items()
         for start in range(len(symbols))
         if symbols[start : start + len(phrase)] == phrase
     )
@@ -45,6 +48,25 @@ def test_total_is_the_bonus_of_the_phrases() -> None:
     scorer = HotwordScorer(hotwords(PHRASES), VOCAB)
     for symbols in itertools.product(range(1, VOCAB), repeat=6):
         assert sum(steps(scorer, symbols)) == pytest.approx(total_by_count(symbols), abs=1e-5)
+
+
+def test_total_with_negative_bonuses_and_equal_phrases() -> None:
+    generator = random.Random(0)
+    for _ in range(200):
+        lists = [
+            (tuple(generator.choices((1, 2, 3), k=generator.randint(1, 3))), bonus)
+            for bonus in generator.choices((-2.0, -0.5, 1.0, 1.5), k=4)
+        ]
+        best = {phrase: max(b for other, b in lists if other == phrase) for phrase, _ in lists}
+        scorer = HotwordScorer([Hotword(symbols=s, bonus=bonus) for s, bonus in lists], VOCAB)
+        symbols = tuple(generator.choices((1, 2, 3), k=8))
+        assert sum(steps(scorer, symbols)) == pytest.approx(total_by_count(symbols, best), abs=1e-5)
+
+
+def test_a_negative_bonus_counts_at_the_end_of_its_phrase() -> None:
+    scorer = HotwordScorer(hotwords({(1, 2): -1.5, (2,): 0.5}), VOCAB)
+    assert steps(scorer, (1, 3)) == pytest.approx([0.0, 0.0, 0.0])
+    assert steps(scorer, (1, 2)) == pytest.approx([0.0, -2.5, 0.0])
 
 
 def test_bonuses_are_immediate_and_subtracted_again() -> None:

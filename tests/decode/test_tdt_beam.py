@@ -15,6 +15,7 @@ from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.decode.search.states import Rows
+from pruned_rnnt.decode.search.streaming import StreamPath
 from pruned_rnnt.decode.search.tdt_beam import TdtBeamSearch
 from pruned_rnnt.model.speech_model import TransducerModel
 from tests.decode.search_model import UNKNOWN, VOCAB, encoded, make_model
@@ -85,6 +86,28 @@ def test_wide_beam_finds_every_sequence_with_its_probability(
         assert scores == sorted(scores, reverse=True)
 
 
+@pytest.mark.parametrize("chunks", [(2, 2, 0), (3, 0), (3, 1)])
+def test_a_stream_ends_with_the_scores_of_the_whole_utterance(chunks: tuple[int, ...]) -> None:
+    length, size = sum(chunks), max(chunks)
+    for seed in range(3):
+        model = make_model(seed=seed, durations=(0, 1, 2))
+        options = {"max_symbols_per_frame": 1, "silent_symbols": (2, 4), "length_norm": False}
+        search = TdtBeamSearch(model, beam_size=150, **options)
+        frames, lengths = encoded([length])
+        ((whole, *_),) = search(frames, lengths)
+        path, state, begin = StreamPath(), search.start_streams(1, frames.device), 0
+        for count in chunks:
+            chunk = torch.zeros(1, size, frames.size(2))
+            chunk[:, :count] = frames[:, begin : begin + count]
+            searched = search.search_chunk(chunk, torch.tensor([count]), state)
+            state = searched.state
+            path.extend(searched.found.result()[0], count)
+            begin += count
+        found = path.hypothesis()
+        assert (found.symbols, found.frames) == (whole.symbols, whole.frames)
+        assert found.score == pytest.approx(whole.score, abs=1e-4)
+
+
 def check_path(found: Hypothesis, length: int, durations: tuple[int, ...]) -> None:
     assert len(found.symbols) == len(found.frames) == len(found.durations)
     assert len(found.symbol_scores) == len(found.symbols)
@@ -132,10 +155,12 @@ def test_beam_search_in_a_batch_equals_one_at_a_time(beam_size: int, lstm: bool)
             check_path(one, int(lengths[n]), model.loss_config.durations)
 
 
-def test_scores_of_symbols_are_those_at_their_frames() -> None:
+@pytest.mark.parametrize("favours", [False, True])
+def test_scores_of_symbols_are_those_at_their_frames(favours: bool) -> None:
     model = make_model(durations=(0, 1, 2))
     frames, lengths = encoded([12])
-    search = TdtBeamSearch(model, num_best=4, silent_symbols=[UNKNOWN])
+    scorers = [_Favour()] if favours else []
+    search = TdtBeamSearch(model, num_best=4, silent_symbols=[UNKNOWN], scorers=scorers)
     ((*found,),) = search(frames, lengths)
     assert max(len(each.symbols) for each in found) > 2
     for each in found:
@@ -190,7 +215,7 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="use TdtBeamSearch"):
         ModifiedBeamSearch(model)
     fusion = FusionConfig(ilm_scale=0.2)
-    with pytest.raises(ValueError, match=r"ilm_scale is 0\.2"):
+    with pytest.raises(ValueError, match=r"decode\.fusion\.ilm_scale is 0\.2"):
         build_search(model, DecodeConfig(method="modified_beam", fusion=fusion))
     for options in ({"beam_size": 0}, {"num_best": 5}, {"max_symbols_per_frame": 0}):
         with pytest.raises(ValueError, match=r"is 0|is 5"):
@@ -217,7 +242,7 @@ def test_beam_search_matches_the_cpu_and_does_not_synchronise() -> None:
             assert (one.symbols, one.frames) == (other.symbols, other.frames)
             assert one.score == pytest.approx(other.score, rel=1e-3, abs=1e-2)
     encoded_NTE, lengths_N = frames.cuda(), lengths.cuda()
-    start = search._start(len(encoded_NTE), encoded_NTE.device)
+    start = search._start(len(encoded_NTE), encoded_NTE.device, search.beam_size)
     torch.cuda.set_sync_debug_mode("error")
     try:
         search._frames(encoded_NTE, lengths_N, start)

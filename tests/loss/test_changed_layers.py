@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import pruned_rnnt
@@ -51,6 +52,25 @@ class Lora(nn.Module):
 class Scaled(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return 1.5 * super().forward(x)
+
+
+class OwnCall(nn.Linear):
+    def __call__(self, x: Tensor) -> Tensor:
+        return 1.5 * super().__call__(x)
+
+
+class OwnCallOfJoiner(pruned_rnnt.Joiner):
+    def __call__(self, am: Tensor, lm: Tensor) -> Tensor:
+        return 1.5 * super().__call__(am, lm)
+
+
+class Around(nn.Module):
+    def __init__(self, joiner: pruned_rnnt.Joiner) -> None:
+        super().__init__()
+        self.joiner = joiner
+
+    def forward(self, am: Tensor, lm: Tensor) -> Tensor:
+        return self.joiner(am, lm)
 
 
 class Doubled(nn.Module):
@@ -107,6 +127,7 @@ LAYER_CHANGES: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "forward pre-hook": pre_hook,
     "adapter": Lora,
     "subclass": scaled,
+    "own call": lambda layer: OwnCall(layer.in_features, layer.out_features),
     "patched forward": patched,
     "no bias": without_bias,
     "sequential": lambda layer: nn.Sequential(
@@ -221,7 +242,7 @@ def test_a_changed_layer_runs(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", [OwnHidden, OwnForward, "hook", "patched"])
+@pytest.mark.parametrize("kind", [OwnHidden, OwnForward, OwnCallOfJoiner, "hook", "patched"])
 def test_a_changed_joiner_runs(kind: object, device: str, caplog) -> None:
     module = new_module(kind if isinstance(kind, type) else pruned_rnnt.Joiner)
     if kind == "hook":
@@ -239,15 +260,68 @@ def test_a_joiner_with_its_own_hidden_runs_with_durations() -> None:
 
 
 def test_changes_that_a_call_with_durations_would_miss_are_refused() -> None:
-    module = new_module(OwnForward, durations=DURATIONS).double()
-    with pytest.raises(ValueError, match=r"OwnForward with a forward of its own.*with_durations"):
-        module(*new_batch("cpu"), step=0)
+    for kind, name in ((OwnForward, "forward"), (OwnCallOfJoiner, "__call__")):
+        module = new_module(kind, durations=DURATIONS).double()
+        with pytest.raises(ValueError, match=rf"Own\w+ with a {name} of its own.*with_durations"):
+            module(*new_batch("cpu"), step=0)
     module = new_module(durations=DURATIONS).double()
     module.joiner.register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match=r"joiner has forward hooks.*joiner\.output_linear"):
         module(*new_batch("cpu"), step=0)
     with pytest.raises(ValueError, match="duration_count"):
         pruned_rnnt.Joiner(E, P, D, V).with_durations(torch.zeros(D), torch.zeros(D))
+
+
+WRAPPED = {
+    "compile": torch.compile,
+    "DataParallel": nn.DataParallel,
+    "AveragedModel": torch.optim.swa_utils.AveragedModel,
+    "checkpoint": checkpoint_wrapper,
+    "both": lambda joiner: torch.compile(checkpoint_wrapper(joiner)),
+    "script": torch.jit.script,
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_a_wrapped_joiner_is_refused(wrapper: str) -> None:
+    wrapped = WRAPPED[wrapper](pruned_rnnt.Joiner(8, 8, 8, V))
+    with pytest.raises(TypeError, match=r"of a pruned_rnnt\.Joiner, whose encoder_proj.*compile"):
+        pruned_rnnt.PrunedTransducerLoss(wrapped, 8, 8, V)
+    module = pruned_rnnt.PrunedTransducerLoss(torch.add, 8, 8, V)
+    module.joiner = wrapped
+    with pytest.raises(TypeError, match=r"of a pruned_rnnt\.Joiner, whose encoder_proj.*compile"):
+        module(torch.zeros(N, T, 8), torch.zeros(N, U + 1, 8), *new_batch("cpu")[2:], step=0)
+
+
+@pytest.mark.parametrize("width", [8, 6])
+@pytest.mark.parametrize("kind", ["lambda", "bound", "module"])
+def test_a_callable_that_leaves_out_the_projections_is_refused(kind: str, width: int) -> None:
+    joiner = pruned_rnnt.Joiner(width, width, 8, V)
+    around = {"lambda": lambda am, lm: joiner(am, lm), "bound": joiner.forward}
+    callee = around.get(kind) or Around(joiner)
+    module = pruned_rnnt.PrunedTransducerLoss(callee, width, width, V)
+    inputs = torch.zeros(N, T, width), torch.zeros(N, U + 1, width), *new_batch("cpu")[2:]
+    with pytest.raises(ValueError, match=r"am is not projected: .*joiner\.encoder_proj\(am\)"):
+        module(*inputs, step=0)
+
+
+def test_an_activation_that_does_not_exist_is_refused() -> None:
+    module = new_module().double()
+    module.joiner.activation = "gelu"
+    with pytest.raises(ValueError, match=r"joiner\.activation is 'gelu'; it must be one of"):
+        module(*new_batch("cpu"), step=0)
+
+
+def test_sharded_projections_without_hooks_are_refused() -> None:
+    class DTensor(nn.Parameter):
+        """As that of torch.distributed, by its name."""
+
+    layer = nn.Linear(2, 3)
+    layer.weight = DTensor(layer.weight.detach())
+    with pytest.raises(ValueError, match=r"sharded parameters.*apply fully_shard to the loss"):
+        projection(layer, torch.zeros(1, 2))
+    layer.register_forward_pre_hook(lambda *_: None)  # as that of fully_shard(layer)
+    assert projection(layer, torch.zeros(1, 2)).shape == (1, 3)
 
 
 def test_a_backward_hook_of_the_output_layer_runs() -> None:

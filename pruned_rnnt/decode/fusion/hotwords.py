@@ -4,7 +4,8 @@ Axes: R rows, S states (prefixes of phrases), V vocabulary.
 
 Each symbol that continues a phrase gets its bonus immediately, so that the phrase survives in the
 beam. When a hypothesis leaves a phrase without completing it, these bonuses are subtracted again.
-The total of a hypothesis is
+A negative bonus counts at the end of its phrase, so that others with the same start stay in the
+beam. The total of a hypothesis is
 
     sum over all occurrences of phrases (they may overlap) of bonus * symbols of the phrase
 """
@@ -38,7 +39,8 @@ _MAX_ENTRIES = 2**29
 
 @dataclass(frozen=True, kw_only=True)
 class Hotword:
-    """A phrase; bonus: natural log-probability added for each of its symbols."""
+    """A phrase; bonus: natural log-probability added for each of its symbols; negative to avoid
+    the phrase. Of equal phrases the largest bonus counts."""
 
     symbols: tuple[int, ...]
     bonus: float
@@ -168,8 +170,8 @@ class HotwordScorer:
                 next_SV[state] = next_SV[fail[state]]
                 completed[state] += completed[fail[state]]
                 # The end of a phrase that is no prefix of another has no pending bonus of its own.
-                is_prefix = bool(trie.children[state])
-                pending[state] = trie.reward[state] if is_prefix else pending[fail[state]]
+                own = trie.reward[state] if trie.children[state] else 0.0
+                pending[state] = own or pending[fail[state]]
             for symbol, child in trie.children[state].items():
                 fail[child] = int(next_SV[state, symbol]) if state != 0 else 0
                 next_SV[state, symbol] = child
@@ -201,7 +203,8 @@ class _Trie:
     """A trie of phrases.
 
     children: for each node, the node after each symbol.
-    reward: for each node, the largest bonus that a phrase gives for the symbols up to it.
+    reward: for each node, the largest bonus that a phrase gives for the symbols up to it; 0 if
+        all are negative.
     completed: for each node, the bonus of the phrases that end there.
     """
 
@@ -209,8 +212,11 @@ class _Trie:
         self.children: list[dict[int, int]] = [{}]
         self.reward = [0.0]
         self.completed = [0.0]
-        for hotword in hotwords:
-            self._add(hotword.symbols, hotword.bonus)
+        best: dict[tuple[int, ...], float] = {}
+        for word in hotwords:
+            best[word.symbols] = max(word.bonus, best.get(word.symbols, word.bonus))
+        for symbols, bonus in best.items():
+            self._add(symbols, bonus)
 
     def _add(self, symbols: Sequence[int], bonus: float) -> None:
         node = 0
@@ -218,8 +224,8 @@ class _Trie:
             if symbol not in self.children[node]:
                 self.children[node][symbol] = len(self.children)
                 self.children.append({})
-                self.reward.append(bonus * depth)
+                self.reward.append(0.0)
                 self.completed.append(0.0)
             node = self.children[node][symbol]
             self.reward[node] = max(self.reward[node], bonus * depth)
-        self.completed[node] = max(self.completed[node], bonus * len(symbols))
+        self.completed[node] = bonus * len(symbols)

@@ -119,8 +119,8 @@ def _hypotheses(tensors: Sequence[Tensor]) -> list[list[Hypothesis | None]]:
 
 
 class TraceStep(NamedTuple):
-    """The arcs to the rows (N, B) of a step: origin, symbol (-1: blank), duration, and increase of
-    the score by the symbol. The arc of a row at the start is part of what was before."""
+    """The arcs to the rows (N, B) of a step: origin, symbol (-1: blank), duration, and
+    log-probability of the symbol. The arc of a row at the start is part of what was before."""
 
     origin: Tensor
     symbol: Tensor

@@ -57,8 +57,8 @@ class _Beam(NamedTuple):
 
     score: of all their paths in the beam, -inf for none; hash: of the sequence; length: symbols.
     origin: the row that each was extended from, as step * B + row; -1 - row for a row at the start.
-    symbol, duration: of the last arc (symbol -1 for blank); added: increase of the score by the
-        symbol or blank, without its duration.
+    symbol, duration: of the last arc (symbol -1 for blank); added: log-probability of the symbol
+        or blank, without its duration and without scorers.
     """
 
     score: Tensor
@@ -85,9 +85,10 @@ class _Beam(NamedTuple):
 class _Start(NamedTuple):
     """What a search starts from.
 
-    landed: (N, A, B) hypotheses on the frames from the first one on. Row a * B + b of an utterance
-        is the origin of these.
-    states: of predictor and scorers before the last symbols of the hypotheses, N * A * B rows.
+    landed: (N, A, B) hypotheses on the frames from the first one on; of streams (N, A, 2B), the
+        last B with the paths by blanks alone, which are what is left if the stream ends there. Row
+        number n of the A * B or A * 2B of an utterance is the origin of these.
+    states: of predictor and scorers before the last symbols of the hypotheses, one row for each.
     """
 
     landed: _Beam
@@ -173,13 +174,13 @@ class TdtBeamSearch(StreamSearch):
             encoded_NTE: (N, T, E) output of `model.encode`.
             lengths: (N,) integer encoder frames.
         """
-        start = self._start(encoded_NTE.size(0), encoded_NTE.device)
+        start = self._start(encoded_NTE.size(0), encoded_NTE.device, self.beam_size)
         found = self._frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
         paths = trace_paths(self._ranked(found.end, self.num_best), found.steps, self._rounds)
         return [[path.part for path in own] for own in paths.result()]
 
     def start_streams(self, streams: int, device: torch.device) -> Rows:
-        return self._start(streams, device).pack()
+        return self._start(streams, device, 2 * self.beam_size).pack()
 
     @torch.inference_mode()
     def search_chunk(self, encoded_NCE: Tensor, lengths_N: Tensor, state: Rows) -> ChunkSearch:
@@ -190,12 +191,12 @@ class TdtBeamSearch(StreamSearch):
         all paths that have landed on a later frame.
         """
         chunk = encoded_NCE.size(1)
-        start = self._start(1, encoded_NCE.device).unpack(state)
+        start = self._start(1, encoded_NCE.device, 2 * self.beam_size).unpack(state)
         ends_N = lengths_N < chunk
         left_N = torch.where(ends_N, lengths_N, chunk + self._ahead)
         found = self._frames(encoded_NCE, left_N, start)
-        is_end_NB = ends_N[:, None] & (found.end.symbol < 0)
-        end = found.end._replace(score=found.end.score.masked_fill(~is_end_NB, -torch.inf))
+        end_NB = found.end.score.masked_fill(~ends_N[:, None], -torch.inf)
+        end = found.end._replace(score=end_NB)
         landed = found.start.landed.flat()
         ended, others = (
             trace_paths(self._ranked(beam, beam.score.size(1)), found.steps, self._rounds)
@@ -212,9 +213,9 @@ class TdtBeamSearch(StreamSearch):
     def _ahead(self) -> int:
         return int(max(self.model.loss_config.durations)) + 1
 
-    def _start(self, utterances: int, device: torch.device) -> _Start:
-        """One empty hypothesis of each utterance on its first frame."""
-        landed = _empty_beams((utterances, self._ahead, self.beam_size), device)
+    def _start(self, utterances: int, device: torch.device, width: int) -> _Start:
+        """One empty hypothesis of each utterance on its first frame; width: B, for streams 2B."""
+        landed = _empty_beams((utterances, self._ahead, width), device)
         landed.score[:, 0, 0] = 0.0
         rows = landed.score.numel()
         parts = [start_predictor(self.model, rows, device)]
@@ -241,16 +242,15 @@ class TdtBeamSearch(StreamSearch):
         landed = start.landed
         kept = self._ahead * self._rounds
         states = _StepStates(kept, len(am_NTD), self.beam_size, start.states)
-        present = _Beam(*(x[:, 0] for x in landed))
-        end, final_NB = present, self._final(states, present)
+        present, end = self._arrived(landed)
+        final_NB = self._final(states, end)
         steps: list[TraceStep] = []
         for t in range(am_NTD.size(1)):
             left_N = lengths_N - t
             for rest in reversed(range(self._rounds)):
                 now = self._advanced(states, present)
                 states.store(len(steps), now)
-                scores_NBV, log_durations_NBK = self._scores(present, now, am_NTD[:, t])
-                arcs = _Arcs(present, scores_NBV, log_durations_NBK, left_N, len(steps))
+                arcs = _Arcs(present, *self._scores(present, now, am_NTD[:, t]), left_N, len(steps))
                 steps.append(
                     TraceStep(present.origin, present.symbol, present.duration, present.added)
                 )
@@ -258,13 +258,21 @@ class TdtBeamSearch(StreamSearch):
                 if rest > 0:
                     present = self._stayed(arcs)
             landed = _shifted(landed)
-            present = _Beam(*(x[:, 0] for x in landed))
+            present, ended = self._arrived(landed)
             is_end_N1 = (left_N == 1)[:, None]
-            end = present.where(is_end_N1, end)
+            end = ended.where(is_end_N1, end)
             if self.scorers:
-                final_NB = torch.where(is_end_N1, self._final(states, present), final_NB)
+                final_NB = torch.where(is_end_N1, self._final(states, ended), final_NB)
         end = end._replace(score=end.score + final_NB)
         return _Searched(end, steps, _Start(landed, states.at(landed.flat().origin)))
+
+    def _arrived(self, landed: _Beam) -> tuple[_Beam, _Beam]:
+        """The beam (N, B) to extend on the first frame, and what is left if that is the end."""
+        width = self.beam_size
+        return (
+            _Beam(*(x[:, 0, :width] for x in landed)),
+            _Beam(*(x[:, 0, -width:] for x in landed)),
+        )
 
     def _final(self, states: _StepStates, beam: _Beam) -> Tensor:
         """Scores (N, B) from the scorers at the end. The last arc was a blank, so the states are
@@ -281,19 +289,22 @@ class TdtBeamSearch(StreamSearch):
             *advance_scorers(self.scorers, parts, symbol_R, emits_R),
         ]
 
-    def _scores(self, beam: _Beam, states: list[Rows], am_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores of each next symbol or blank (N, B, V), and of each duration (N, B, K)."""
+    def _scores(
+        self, beam: _Beam, states: list[Rows], am_ND: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of each next symbol or blank (N, B, V), these with the scorers, and
+        log-probabilities of each duration (N, B, K)."""
         predictor, *parts = states
         lm_NBD = predictor[0].unflatten(0, beam.score.shape)
         am_NBD = am_ND[:, None].expand_as(lm_NBD)
         logits_NBV, duration_logits_NBK = self.model.joiner.with_durations(am_NBD, lm_NBD)
-        scores_NBV = logits_NBV.float().log_softmax(dim=-1)
-        scores_NBV = scores_NBV.masked_fill(self._silent_V, -torch.inf)
+        log_probs_NBV = logits_NBV.float().log_softmax(dim=-1)
+        scores_NBV = log_probs_NBV = log_probs_NBV.masked_fill(self._silent_V, -torch.inf)
         for scorer, part in zip(self.scorers, parts, strict=True):
             fusion_NBV = scorer.scores(part).view_as(scores_NBV).clone()
             fusion_NBV[..., self.model.predictor.blank] = 0.0
             scores_NBV = scores_NBV + fusion_NBV
-        return scores_NBV, duration_logits_NBK.float().log_softmax(dim=-1)
+        return log_probs_NBV, scores_NBV, duration_logits_NBK.float().log_softmax(dim=-1)
 
     def _stayed(self, arcs: _Arcs) -> _Beam:
         """The best extensions by a symbol of duration 0."""
@@ -314,16 +325,25 @@ class TdtBeamSearch(StreamSearch):
         added_NLBV = added_NLBV + inside
         added_NLBV[..., blank] = blank_NLB
         durations_NL1 = self._durations_L.expand_as(beyond_NL)[..., None]
-        new = self._best(arcs, added_NLBV, durations_NL1)
         before = _Beam(*(x[:, self._durations_L] for x in landed))
-        both = _Beam(*(torch.cat(x, dim=-1) for x in zip(before, new, strict=True)))
+        parts = [self._merged(before, self._best(arcs, added_NLBV, durations_NL1), 0)]
+        if before.score.size(-1) > self.beam_size:
+            is_blank_V = torch.arange(added_NLBV.size(-1), device=added_NLBV.device) == blank
+            blanks_NLBV = added_NLBV.masked_fill(~is_blank_V, -torch.inf)
+            new = self._best(arcs, blanks_NLBV, durations_NL1)
+            parts.append(self._merged(before, new, self.beam_size))
+        for own, *found in zip(landed, *parts, strict=True):
+            own[:, self._durations_L] = torch.cat(found, dim=-1)
+        return landed
+
+    def _merged(self, before: _Beam, new: _Beam, begin: int) -> _Beam:
+        """The best B of a beam, which begins at that row of `before`, and of new hypotheses."""
+        old = (x[..., begin : begin + self.beam_size] for x in before)
+        both = _Beam(*(torch.cat(x, dim=-1) for x in zip(old, new, strict=True)))
         both = both.take(both.score.argsort(dim=-1, descending=True, stable=True))
         flat = both.score.flatten(0, 1), both.hash.flatten(0, 1)
         both = both._replace(score=merge_equal(*flat).view_as(both.score))
-        best = both.take(both.score.topk(self.beam_size, dim=-1).indices)
-        for own, found in zip(landed, best, strict=True):
-            own[:, self._durations_L] = found
-        return landed
+        return both.take(both.score.topk(self.beam_size, dim=-1).indices)
 
     def _best(self, arcs: _Arcs, added: Tensor, durations: Tensor) -> _Beam:
         """The best B of the extensions with scores `added` (N, ..., B, V): a beam (N, ..., B).
@@ -338,7 +358,7 @@ class TdtBeamSearch(StreamSearch):
         row, symbol = index // vocab_size, index % vocab_size
         emits = symbol != self.model.predictor.blank
         hashes = start.hash.gather(-1, row)
-        scores = arcs.scores.flatten(1).view(len(index), *[1] * (index.dim() - 2), -1)
+        log_probs = arcs.log_probs.flatten(1).view(len(index), *[1] * (index.dim() - 2), -1)
         return _Beam(
             score=score,
             hash=torch.where(emits, hash_after(hashes, symbol), hashes),
@@ -346,15 +366,16 @@ class TdtBeamSearch(StreamSearch):
             origin=arcs.step * self.beam_size + row,
             symbol=torch.where(emits, symbol, -1),
             duration=durations.expand_as(row),
-            added=scores.expand(*index.shape[:-1], -1).gather(-1, index),
+            added=log_probs.expand(*index.shape[:-1], -1).gather(-1, index),
         )
 
 
 class _Arcs(NamedTuple):
-    """A beam (N, B) at the current frame; the scores of its arcs, (N, B, V) and (N, B, K); the
-    number of frames left, (N,), and the number of the step."""
+    """A beam (N, B) at the current frame; what `_scores` returns of its arcs; the number of frames
+    left, (N,), and the number of the step."""
 
     beam: _Beam
+    log_probs: Tensor
     scores: Tensor
     log_durations: Tensor
     left: Tensor

@@ -31,6 +31,8 @@ def hook_of(module: nn.Module) -> str | None:
         return "has backward hooks"
     if torch_module._has_any_global_hook():
         return "runs under global module hooks"
+    if type(module).__call__ is not nn.Module.__call__:
+        return "has a __call__ of its own"
     return "has a forward of its own" if "forward" in module.__dict__ else None
 
 
