@@ -220,10 +220,22 @@ def _words(
     pieces = [""] * tags + tokenizer.pieces(text)
     spelt = [token._replace(token=piece) for token, piece in zip(tokens, pieces, strict=True)]
     texts = ["".join(pieces[first:stop]) for first, stop in word_spans(pieces)]
-    return words_of_parts(
+    words = words_of_parts(
         word_parts(spelt, seconds, calibration),
         [text.replace(WORD_START, " ").strip() for text in texts],
     )
+    return tuple(part for word in words for part in _divided(word))
+
+
+def _divided(word: TimedWord) -> list[TimedWord]:
+    """Unknown words in a row, which share one symbol, with equal parts of its time."""
+    texts = word.word.split()
+    share = (word.end - word.start) / len(texts)
+    times = [round(word.start + n * share, 4) for n in range(len(texts))] + [word.end]
+    return [
+        TimedWord(text, start, end, word.confidence)
+        for text, (start, end) in zip(texts, pairwise(times), strict=True)
+    ]
 
 
 def _unknown_parts(tokenizer: Tokenizer, text: str, symbols: list[int]) -> tuple[str, ...]:

@@ -72,12 +72,15 @@ def build_search(
     if config.method == "ctc_greedy" or (config.method == "greedy" and isinstance(model, CtcModel)):
         return _OneBest(CtcGreedySearch(model, silent_symbols=silent))
     transducer = as_transducer(model, f"decode.method={config.method}")
-    if config.method == "modified_beam" and transducer.loss_config.durations:
-        if fusion.ilm_scale:
-            raise ValueError(
-                f"decode.fusion.ilm_scale is {fusion.ilm_scale}, which needs a model trained with "
-                "loss.hat=true, and this one has loss.durations"
-            )
+    trained = transducer.loss_config
+    has_internal_lm = trained.hat and not trained.durations
+    if config.method == "modified_beam" and fusion.ilm_scale and not has_internal_lm:
+        raise ValueError(
+            f"decode.fusion.ilm_scale is {fusion.ilm_scale}, which needs a model trained with "
+            "loss.hat=true, without loss.durations: others have no separate internal language "
+            "model. Leave it out"
+        )
+    if config.method == "modified_beam" and trained.durations:
         return TdtBeamSearch(
             transducer,
             beam_size=config.beam_size,

@@ -209,6 +209,7 @@ def _word_spans(
             # The words before it may reach far into this one.
             border = max(border, starts[index - 1])
             starts[index] = ends[index - 1] = border
+            ends[index] = max(ends[index], border)
     return list(zip(starts, ends, strict=True))
 
 

@@ -80,11 +80,14 @@ def _sentencepiece(path: Path) -> Any:
 def _lines(path: Path, vocab_size: int) -> Any:
     symbols: dict[int, str] = {}
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        # Not `splitlines`, nor `strip` of any space: a symbol may be U+0085 or U+3000.
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        for number, line in enumerate(lines, start=1):
             symbol, _, id_text = line.rpartition(" ")
+            symbol = symbol.strip(" ")
             if not symbol or not id_text.isdecimal():
                 raise ValueError(f"{path}:{number}: needs `SYMBOL ID`, got {line!r}")
-            symbols[int(id_text)] = symbol.strip()
+            symbols[int(id_text)] = symbol
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text file of `SYMBOL ID` lines") from error
     missing = [index for index in range(vocab_size) if index not in symbols]

@@ -219,7 +219,7 @@ class SegmentBatches:
         checks_speech = self._lost_speech != "ignore"
         flags = [found.is_silent_N]
         if checks_speech:
-            flags.append(loudest_nearby(found.features_NTF))
+            flags.append(loudest_nearby(found.features_NTF, found.lengths_N))
             gain_NT = missing_gain(found.features_NTF, found.lengths_N)
             flags.append(gain_NT > 0)
         copy = HostCopy(flags)

@@ -61,9 +61,12 @@ class Stretch(NamedTuple):
     end: int
 
 
-def loudest_nearby(features_NTF: Tensor) -> Tensor:
+def loudest_nearby(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     """(N, T) on the device: the largest log-energy of the frames that a symbol may belong to."""
-    energy_NT = nn.functional.pad(features_NTF.mean(dim=2), (_BEFORE, _AFTER), value=-1e4)
+    real_NT = torch.arange(features_NTF.size(1), device=features_NTF.device) < lengths_N[:, None]
+    # The padding is louder than speech.
+    energy_NT = features_NTF.mean(dim=2).masked_fill(~real_NT, -1e4)
+    energy_NT = nn.functional.pad(energy_NT, (_BEFORE, _AFTER), value=-1e4)
     return nn.functional.max_pool1d(energy_NT, _BEFORE + _AFTER + 1, stride=1)
 
 

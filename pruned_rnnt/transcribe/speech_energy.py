@@ -194,7 +194,9 @@ def _far_below(features_NTF: Tensor, real_NT: Tensor, energy_NT: Tensor, loud_NT
     """(N, T) bool: sounds of speech that is far below the energy of loud speech."""
     local = local_speech(features_NTF, real_NT)
     is_low_NT = local.energy_NT < loud_NT - _QUIET_DEPTH
-    is_sound_NT = energy_NT + _largest_nearby(-energy_NT, _CONTRAST_FRAMES) > _SOUND
+    # Beyond the ends, the energy may be NaN, which would spread.
+    least_NT = -_largest_nearby(-energy_NT.masked_fill(~real_NT, torch.inf), _CONTRAST_FRAMES)
+    is_sound_NT = energy_NT - least_NT > _SOUND
     return in_long_rows(is_low_NT & local.is_speech_NT, _LOW_FRAMES) & is_sound_NT
 
 

@@ -209,7 +209,7 @@ class Stream:
             if self._marks.accept(own_TF, head):
                 yield from self._marks.check(self._path.best)
         if is_end:
-            yield from self._end_text(self._path.best, "end")
+            yield from self._end_text(self._path.best, "end", self._path.frame)
             self._path.restart()
             self.is_done = True
             self.slot.release()
@@ -227,10 +227,10 @@ class Stream:
         if reason == "length" and seconds < _MOST_LENGTHS * self._endpoints.longest:
             count = self._settled_words()
             if count:
-                yield from self._end_text(self._path.drop(count), reason)
-                self._first_frame = self._path.best[0].frame
+                ended = self._path.drop(count)
+                yield from self._end_text(ended, reason, self._path.best[0].frame)
             return False
-        yield from self._end_text(self._path.best, reason)
+        yield from self._end_text(self._path.best, reason, self._path.frame)
         self._path.restart()
         return True
 
@@ -240,7 +240,8 @@ class Stream:
         spans = word_spans([names[arc.symbol] for arc in self._path.best])
         return max((stop for _, stop in spans[:-1] if stop <= self._path.settled), default=0)
 
-    def _end_text(self, arcs: Sequence[Arc], reason: Reason) -> NeedsSpeech[None]:
+    def _end_text(self, arcs: Sequence[Arc], reason: Reason, next_frame: int) -> NeedsSpeech[None]:
+        """next_frame: where the next text begins, and the words of this one end at the latest."""
         tokenizer, begin = self._model.tokenizer, self.audio.begin
         tokens = timed_tokens(
             tokenizer.symbols,
@@ -252,7 +253,8 @@ class Stream:
             frame_seconds=self._model.frame_seconds,
         )
         start, end = self._seconds(self._first_frame), self._seconds(self._path.frame)
-        words = timed_words(tokenizer, tokens, end, self._model.calibration, start) if arcs else ()
+        limit = self._seconds(next_frame)
+        words = timed_words(tokenizer, tokens, limit, self._model.calibration, start)
         symbols = [arc.symbol for arc in arcs]
         self._language = tokenizer.language_of(symbols) or self._language
         marks: list[Mark] = []
@@ -273,7 +275,7 @@ class Stream:
                 ),
             )
         )
-        self._first_frame = self._path.frame
+        self._first_frame = next_frame
 
     def _seconds(self, frame: int) -> float:
         return round(self.audio.begin + frame * self._model.frame_seconds, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -187,10 +188,10 @@ def _srt(result: Transcription) -> str:
         for part in subtitles(result.words, [mark.start for mark in between])
     ]
     apart = sorted([*apart, *map(_subtitle_of_mark, between)])
-    limits = [start for start, _, _ in apart[1:]] + [math.inf]
+    # A mark may start with a word; neither is then cut to nothing.
+    starts = [start for start, _, _ in apart] + [math.inf]
     shown = [
-        (start, min(end, limit), text)
-        for (start, end, text), limit in zip(apart, limits, strict=False)
+        (start, min(end, starts[bisect_right(starts, start)]), text) for start, end, text in apart
     ]
     return "\n".join(
         f"{number}\n{_clock(start)} --> {_clock(end)}\n{text}\n"

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.fusion.build import NeuralScorer, SymbolBonus
+from pruned_rnnt.decode.fusion.build import FusionConfig, NeuralScorer, SymbolBonus
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
 from pruned_rnnt.decode.search.states import TokenScorer
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
@@ -166,6 +167,9 @@ def test_internal_language_model_needs_hat() -> None:
     frames, lengths = encoded([3])
     with pytest.raises(ValueError, match=r"loss\.hat=true"):
         modified_beam_search(make_model(), frames, lengths, ilm_scale=0.3)
+    config = DecodeConfig(method="modified_beam", fusion=FusionConfig(ilm_scale=0.3))
+    with pytest.raises(ValueError, match=r"decode\.fusion\.ilm_scale is 0\.3"):
+        build_search(make_model(), config)
 
 
 @torch.inference_mode()

@@ -224,6 +224,14 @@ def test_beams_on_the_host_find_what_beams_on_a_device_find(
     assert [len(found) for found in on_host] == [len(found) for found in on_device]
     assert len(on_host[0]) >= 3
     _assert_same(on_host, on_device)
+    for n, found in enumerate(on_host):
+        for each in found:
+            # Those of the model alone.
+            expected = [
+                float(log_probs_after(model, frames[n, t], each.symbols[:place])[symbol])
+                for place, (symbol, t) in enumerate(zip(each.symbols, each.frames, strict=True))
+            ]
+            assert each.symbol_scores == pytest.approx(expected, abs=1e-4)
 
 
 def _assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]]) -> None:

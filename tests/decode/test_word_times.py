@@ -9,7 +9,7 @@ import pytest
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.calibration import Calibration, ConfidenceMap, SymbolTimes
 from pruned_rnnt.decode.head_paths import HeadPath
-from pruned_rnnt.decode.word_times import timed_tokens, timed_words, word_spans
+from pruned_rnnt.decode.word_times import timed_tokens, timed_words, word_parts, word_spans
 
 
 def test_symbols_of_one_frame_share_it() -> None:
@@ -77,6 +77,19 @@ def test_a_calibration_moves_the_borders_of_words() -> None:
     assert [w.confidence for w in words] == pytest.approx(expected, abs=1e-4)
     moved = timed_words(tokenizer, tokens, 2.15, calibration, begin=0.1)
     assert moved[0].start == 0.1
+
+
+def test_calibrated_words_stay_in_order() -> None:
+    """Also where a word that reaches far covers two short ones after it."""
+    calibration = Calibration(
+        times=SymbolTimes(before=(0.0, 0.0, 0.0), after=(0.7, 0.04, 0.1)),
+        confidence=None,
+        source="dev",
+    )
+    tokens = timed_tokens(["▁a", "▁b", "▁c"], [0, 1, 2], [25, 26, 31], [-0.1] * 3)
+    parts = word_parts(tokens, 5.0, calibration)
+    times = [time for part in parts for time in (part.start, part.end)]
+    assert times == sorted(times)
 
 
 def test_spans_of_words() -> None:

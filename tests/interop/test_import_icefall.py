@@ -177,6 +177,8 @@ def test_token_files(tmp_path: Path) -> None:
     read = read_token_file(characters, 5)
     assert read.decode([4, 3, 1, 4]) == "二一二"
     assert read.encode("二一") == [4, 3]
+    odd = write_tokens(tmp_path / "odd.txt", ["<blk>", "<sos/eos>", "<unk>", "a\x85", "\u3000"])
+    assert read_token_file(odd, 5).symbols[3:] == ["a\x85", "\u3000"]
     with pytest.raises(ValueError, match="has no symbol 7, but the model has 9 symbols"):
         read_token_file(characters, 9)
     wrong = write_tokens(tmp_path / "wrong.txt", ["<unk>", "<blk>", "<sos/eos>"])

@@ -25,6 +25,8 @@ from pruned_rnnt.transcribe.lost_speech import (
     FoundPath,
     Mark,
     Stretch,
+    loudest_nearby,
+    may_need_marks,
     part_to_retry,
     spoken_places,
     stretches,
@@ -256,6 +258,17 @@ def test_speech_is_found_above_noise_and_silence(device: str) -> None:
         assert found_T[: len(own)][~is_speech].float().mean() < 0.1
         alone = speech_frames(own[None].to(device), torch.tensor([len(own)]).to(device))
         assert torch.equal(found_T[: len(own)], alone[0].cpu())
+
+
+def test_padding_is_not_loud() -> None:
+    """A symbol in the silence before the padding is far below the others."""
+    features = audio(("speech", 3.0), ("zeros", 1.0)) + 3.0
+    padded = torch.nn.functional.pad(features, (0, 0, 0, 60))
+    for own in (features, padded):
+        (loudest,) = loudest_nearby(own[None], torch.tensor([len(features)]))
+        places = [20, 100, 180, 260, 330]
+        assert not may_need_marks(loudest[: len(features)], places)
+        assert may_need_marks(loudest[: len(features)], [*places, 380])
 
 
 def test_stretches_cross_short_pauses() -> None:

@@ -71,6 +71,16 @@ def test_streams_find_quiet_speech_beside_loud_speech() -> None:
         assert not far_quieter_speech(even[None], torch.tensor([len(even)])).any()
 
 
+def test_quiet_speech_at_the_end_does_not_depend_on_padding() -> None:
+    features = changing(0.0, -QUIETER)
+    lengths = torch.tensor([len(features)])
+    alone = far_quieter_speech(features[None], lengths)
+    assert alone[0, 300:395].any()
+    padded = far_quieter_speech(torch.nn.functional.pad(features, (0, 0, 0, 200))[None], lengths)
+    assert torch.equal(padded[:, : len(features)], alone)
+    assert not padded[:, len(features) :].any()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
 def test_samples_are_amplified_like_features(dtype: type) -> None:
     samples_S = (2000 * np.random.default_rng(0).standard_normal(16000)).astype(np.int16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -244,6 +245,8 @@ def test_length_does_not_change_the_text() -> None:
         texts.append(" ".join(final.text for final in finals if final.text))
     assert texts[0] == texts[1]
     assert sum(final.reason == "length" for final in finals) >= 3
+    words = [word for final in finals for word in final.words]
+    assert all(one.end <= other.start for one, other in itertools.pairwise(words))
     assert str(stream.partial) == ""
 
 
@@ -354,13 +357,13 @@ def test_errors_name_what_a_stream_needs(tokenizer: Tokenizer) -> None:
 def test_streams_have_the_chunks_of_the_decode_settings(tokenizer: Tokenizer) -> None:
     chosen = recogniser_of(tokenizer, decode=DecodeConfig(chunk=8, left=16))
     whole = recogniser_of(tokenizer, decode=DecodeConfig(chunk=-1))
-    usual = recogniser_of(tokenizer)
     chosen.stream()
     chosen.stream(chunk=np.int64(4), left=8)  # type: ignore[arg-type]
     assert list(chosen._stream_groups) == [(8, 16), (4, 8)]
-    for each in (whole, usual):
-        each.stream()
-    assert list(whole._stream_groups) == list(usual._stream_groups) != [(8, 16)]
+    with pytest.raises(ValueError, match=r"decode\.chunk is -1, for whole recordings"):
+        whole.stream()
+    whole.stream(chunk=8, left=16)
+    assert list(whole._stream_groups) == [(8, 16)]
 
 
 def test_loaded_model_streams(tmp_path: Any) -> None:

@@ -196,6 +196,7 @@ def test_memory_does_not_grow_with_the_file(
         (["-", "--times"], "--format, --output and --times need audio files"),
         (["--microphone", "--format", "srt"], "need audio files"),
         (["a.wav", "--chunk", "4"], "--chunk and --left need live audio"),
+        (["-", "--chunk", "8", "decode.chunk=4"], "--chunk 8 contradicts decode.chunk=4"),
         (["a.wav", "--endpoint-pause", "1"], "--endpoint-longest need live audio"),
         (["-", "--endpoint-pause", "nan"], "endpoints.pause is nan; it must be at least 0 seconds"),
         (["a.wav", "--window", "0"], "--window is 0; it must be 0.5 to 3600 seconds"),

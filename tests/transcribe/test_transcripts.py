@@ -107,6 +107,14 @@ def test_subtitles_do_not_overlap_speech_without_text() -> None:
     ]
 
 
+def test_a_word_where_a_mark_starts_has_a_subtitle() -> None:
+    said = words(("one", 1.0, 1.5), ("two", 3.0, 3.5), ("three", 3.6, 4.0))
+    marks = (Mark("speech without text", 3.0, 3.6),)
+    marked = Transcription(text="one two three", words=said, score=0.0, seconds=4.0, marks=marks)
+    times = re.findall(r"00:00:0(\S+) --> 00:00:0(\S+)\n", transcript(marked, "a", "srt", False))
+    assert times == [("1,000", "1,500"), ("3,000", "3,600"), ("3,000", "4,000")]
+
+
 @pytest.mark.parametrize("kind", ["text", "jsonl", "srt", "ctm"])
 def test_transcripts_are_known_again(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "a"

@@ -187,8 +187,12 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
         beam = like.unpack(packed)
         steps = []
         for t in range(am_NTD.size(1)):
-            scores_NBV = self._scores(beam, am_NTD[:, t], (lengths_N > t)[:, None, None])
+            fusion_NBV = self._fusion(beam.scorers, self._predicted(beam))
+            alive_N11 = (lengths_N > t)[:, None, None]
+            scores_NBV = self._scores(beam, am_NTD[:, t], alive_N11, fusion_NBV)
             beam, step = self._grow(beam, scores_NBV)
+            if fusion_NBV is not None:
+                step = step._replace(added=self._own_scores(step, fusion_NBV))
             steps.append(step)
         return stack_steps(steps, beam.hash_NB), beam.pack()
 
@@ -199,7 +203,12 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
         host = HostBeam(model, am_NTD, lengths_N, BeamState(*beam._replace(scorers=()).pack()))
         scorers = beam.scorers
         while host.has_frames_left:
-            host.search(self._fusion(scorers, host.state.lm))
+            fusion_NBV = self._fusion(scorers, host.state.lm)
+            host.search(fusion_NBV)
+            if fusion_NBV is not None:
+                # Of the frames that were searched, only the last one may have symbols.
+                last = BeamSteps(*(field[:, host.frame - 1] for field in host.steps))
+                last.added.copy_(self._own_scores(last, fusion_NBV))
             if self.scorers:
                 parent_R, symbol_R, emits_R = host.last_step()
                 taken = [take_rows(rows, parent_R) for rows in scorers]
@@ -223,22 +232,37 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
             tuple(scorer.start(rows, device) for scorer in self.scorers),
         )
 
-    def _scores(self, beam: _Beam, am_ND: Tensor, alive_N11: Tensor) -> Tensor:
+    def _scores(
+        self, beam: _Beam, am_ND: Tensor, alive_N11: Tensor, fusion_NBV: Tensor | None
+    ) -> Tensor:
         """(N, B, V): increase of the score of each hypothesis by each next symbol.
 
         Utterances that have ended can only add blanks, with a score of 0.
         """
         blank = self.model.predictor.blank
-        lm_NBD = beam.predictor[0].unflatten(0, beam.score_NB.shape)
+        lm_NBD = self._predicted(beam)
         logits_NBV = self.model.joiner(am_ND[:, None].expand_as(lm_NBD), lm_NBD)
         scores_NBV = joint_log_probs(logits_NBV, blank, self.model.loss_config.hat)
         scores_NBV = scores_NBV.masked_fill(self._silent_V, -torch.inf)
-        fusion_NBV = self._fusion(beam.scorers, lm_NBD)
         if fusion_NBV is not None:
             scores_NBV = scores_NBV + fusion_NBV
         only_blank_V = torch.full_like(scores_NBV[0, 0], -torch.inf)
         only_blank_V[blank : blank + 1].fill_(0.0)
         return torch.where(alive_N11, scores_NBV, only_blank_V)
+
+    @staticmethod
+    def _predicted(beam: _Beam) -> Tensor:
+        """(N, B, D): the projected output of the predictor."""
+        lm_RD = beam.predictor[0]
+        return lm_RD.view(*beam.score_NB.shape, lm_RD.size(1))
+
+    @staticmethod
+    def _own_scores(step: BeamSteps, fusion_NBV: Tensor) -> Tensor:
+        """(N, B): what the symbols of a step (N, B) added, without the fusion."""
+        symbol_NB = step.symbol.clamp(min=0)
+        index_NB = step.parent * fusion_NBV.size(2) + symbol_NB
+        fused_NB = fusion_NBV.flatten(1).gather(1, index_NB)
+        return step.added - fused_NB.masked_fill(step.symbol < 0, 0.0)
 
     def _fusion(self, scorers: Sequence[Rows], lm_NBD: Tensor) -> Tensor | None:
         """(N, B, V): what scorers in these states, and the internal language model, add to the

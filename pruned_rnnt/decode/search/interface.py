@@ -32,7 +32,8 @@ class Hypothesis:
     frames: the encoder frame at which each symbol was emitted.
     score: natural log-probability: of the path for greedy search, of all paths kept in the beam for
         beam search.
-    symbol_scores: increase of the score by each symbol at its frame, without its duration.
+    symbol_scores: log-probability that the model gives each symbol at its frame, without its
+        duration and without the scores of other models or hotwords.
     durations: frames by which each symbol advanced; empty for models without durations.
     """
 
