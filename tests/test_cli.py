@@ -286,6 +286,24 @@ def test_average_of_no_checkpoint(run: Path, capsys: pytest.CaptureFixture[str],
     assert f"--last must be at least 1, got {last}" in capsys.readouterr().err
 
 
+def test_average_replaces_only_averages(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoint, *_) = sorted((run / "checkpoints").glob("*.pt"))
+    copied = Path(shutil.copy(checkpoint, tmp_path / "copy.pt"))
+    for path, message in (
+        (run / "config.yaml", "needs the name of a file that ends in .pt"),
+        (checkpoint, "among the checkpoints of the training"),
+        (copied, "exists and is not marked as an average"),
+    ):
+        before = path.read_bytes()
+        assert main(["average", str(run), "--last", "1", "--output", str(path)]) == EXIT_USAGE
+        assert message in capsys.readouterr().err
+        assert path.read_bytes() == before
+    command = ["average", str(run), "--last", "1", "--output", str(tmp_path / "new.pt")]
+    assert main(command) == main(command) == 0
+
+
 def test_ensemble_of_equal_members(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

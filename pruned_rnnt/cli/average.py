@@ -57,6 +57,8 @@ def average(options: argparse.Namespace, console: Console) -> int:
     if options.last < 1:
         raise UsageError(f"--last must be at least 1, got {options.last}")
     folder = RunFolder(options.run)
+    if options.output is not None:
+        _check_output(options.output, folder)
     if options.over == "steps" or (options.over is None and keeps_mean(options.run)):
         output = options.output or folder.span_average(options.last)
         (start, end), count = average_span(options.run, options.last, output)
@@ -67,3 +69,22 @@ def average(options: argparse.Namespace, console: Console) -> int:
             print(f"averaged {path}")
     print(f"wrote {output}; use it with decode.checkpoint={output}")
     return 0
+
+
+def _check_output(output: Path, folder: RunFolder) -> None:
+    """UsageError for a file that is not to be replaced, or would not be found as a checkpoint."""
+    from pruned_rnnt.model.saved_file import read_outline
+
+    if output.suffix != ".pt" or output.is_dir():
+        raise UsageError(f"--output is {output}, needs the name of a file that ends in .pt")
+    if output.resolve().parent == folder.checkpoints.resolve():
+        raise UsageError(
+            f"--output is {output}, among the checkpoints of the training: name a file elsewhere, "
+            f"such as {folder.path / output.name}"
+        )
+    values = read_outline(output) if output.exists() else {"is_average": True}
+    if not (isinstance(values, dict) and values.get("is_average")):
+        raise UsageError(
+            f"--output is {output}, which exists and is not marked as an average: name another "
+            "file, or delete that one"
+        )

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pruned_rnnt.cli.command import Parsers, add_command, split_arguments
 from pruned_rnnt.system.usage_errors import UsageError
+from pruned_rnnt.system.whole_files import appearing_together
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pruned_rnnt.train.tasks.split_errors import SplitErrors
+
+# More errors than this many times those of the worst member, and a few by chance, are refused.
+_WORSE, _CHANCE = 2, 10
+_MISFIT = (
+    "Models that emit symbols at different times cannot be joined, as causal models of other seeds "
+    "often do: compare the emission delays that `pruned-rnnt decode` prints for each"
+)
 
 _HELP = """\
 The logits of the new model are the mean of those of the RUNs: usually trainings of one
@@ -22,7 +32,9 @@ have the same symbols, and predictors of the same kind. decode.checkpoint=best a
 decode.use_average=false choose the parameters of each folder.
   pruned-rnnt ensemble exp/seed1 exp/seed2 exp/seed3 --output exp/ensemble
   pruned-rnnt decode exp/ensemble
-The command measures all of them on up to 300 utterances of the validation set.
+The command measures all of them on up to 300 utterances of the validation set, and refuses models
+that do not fit: causal models of other seeds often emit symbols at other times, and then make many
+times the errors together.
 The new run is decoded, used for transcription and exported like any other, but it neither streams
 nor is it trained further.
 """
@@ -52,24 +64,40 @@ def ensemble(options: argparse.Namespace, console: Console) -> int:
                 f"{run} is named more than once: a model adds nothing to itself, so name other "
                 "runs, or other checkpoints of it"
             )
-    model = write_ensemble(paths, options.output, settings)
+    output: Path = options.output
+    lines = []
+    with appearing_together(output) as unfinished:
+        model = write_ensemble(paths, output, settings, unfinished=unfinished)
+        if validation_split(unfinished):
+            *alone, together = measure_ensemble(paths, unfinished, settings)
+            lines.append(_compare(alone, together))
+        else:
+            lines.append(
+                "not measured beside its members: the data of its validation set are not there"
+            )
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(f"wrote {options.output}: {len(runs)} models, {parameters / 1e6:.2f} M parameters")
-    print(f"decode it with: pruned-rnnt decode {options.output}")
-    if not validation_split(options.output):
-        print("not measured beside its members: the data of its validation set are not there")
-        return 0
-    *alone, together = measure_ensemble(paths, options.output, settings)
+    print(f"wrote {output}: {len(runs)} models, {parameters / 1e6:.2f} M parameters")
+    print(f"decode it with: pruned-rnnt decode {output}")
+    print(*lines, sep="\n")
+    return 0
+
+
+def _compare(alone: Sequence[SplitErrors], together: SplitErrors) -> str:
+    """A sentence with the error rates; a warning if the ensemble is worse than the mean.
+
+    Raises:
+        ValueError: it is far worse than each of its members.
+    """
     rates = ", ".join(f"{each.rate:.2%}" for each in alone)
-    print(
+    found = (
         f"errors in {together.words} {together.unit} of the validation set: {rates}; "
         f"together {together.rate:.2%}"
     )
+    if together.errors > _WORSE * max(each.errors for each in alone) + _CHANCE:
+        raise ValueError(f"{found}. {_MISFIT}. Nothing was written")
     if together.errors * len(alone) > sum(each.errors for each in alone):
         print(
-            "warning: together they make more errors than apart in the mean. Models that emit "
-            "symbols at different times cannot be joined: compare the emission delays that "
-            "`pruned-rnnt decode` prints for each",
+            f"warning: together they make more errors than apart in the mean. {_MISFIT}",
             file=sys.stderr,
         )
-    return 0
+    return found

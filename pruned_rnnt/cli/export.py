@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pruned_rnnt.decode.decode_config import DecodeConfig
+    from pruned_rnnt.export.graphs import Graph
     from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.precision import QuantisedPrecision
     from pruned_rnnt.quantise.contract import Contract, MeasuredSet
@@ -45,6 +46,14 @@ those of the data and weights that the model was made from is refused.
 
 """
 
+# What to do with the folder, by format.
+_USES = {
+    "onnx": "to use it: python {folder}/recognise.py a.wav",
+    "torch": 'to use it: pruned_rnnt.load("{folder}").transcribe("a.wav")',
+    "icefall": "for icefall's scripts: --checkpoint {folder}/pretrained.pt",
+    "nemo": "for NeMo: {folder}/model.nemo",
+}
+
 
 def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
     parser = add_command(parsers, export, _HELP + OVERRIDES_HELP)
@@ -56,7 +65,11 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
         help="(default: onnx)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="default: RUN/export/FORMAT[-streaming]"
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="a new folder, or one of an earlier export in this format (default: "
+        "RUN/export/FORMAT[-streaming])",
     )
     parser.add_argument(
         "--streaming",
@@ -129,6 +142,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.decode.calibration import read_calibration
     from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.readme import use_of_export
+    from pruned_rnnt.pretrained.export_folder import EXPORTED_FILES
     from pruned_rnnt.pretrained.hub import hub_name, push
     from pruned_rnnt.pretrained.model_card import card_of_run
     from pruned_rnnt.train.engine.run_files import read_p99_duration
@@ -161,9 +175,16 @@ def export(options: argparse.Namespace, console: Console) -> int:
     if options.calibrate is not None:
         contract = _contract(options, config, loaded)
         check = partial(_keep_contract, contract, _chosen_precisions(options))
-    exact = _run_export(options, parts, folder, source, config.decode, check_quantised=check)
-    card.write(folder, use_of_export(folder, options.format))
-    chain.write(folder)
+    parts = parts._replace(model=parts.model.cpu().eval())
+    # Others stay: the folder may hold archives that the model came from.
+    with appearing_together(folder, replacing=EXPORTED_FILES[options.format]) as unfinished:
+        graphs = _write_files(options, parts, unfinished, source, config.decode, check)
+        card.write(unfinished, use_of_export(unfinished, options.format))
+        chain.write(unfinished)
+    print(f"wrote {folder}; {_USES[options.format].format(folder=folder)}")
+    exact = True
+    if options.format == "onnx":
+        exact = _compare(options, parts, folder, graphs, config.decode)
     if repository is not None and exact:
         print(f"pushed to {push(folder, repository, private=options.private, message=source)}")
     return 0 if exact else EXIT_FAILED
@@ -173,7 +194,7 @@ def _check_export(options: argparse.Namespace) -> None:
     """Check the options before the model is loaded.
 
     Raises:
-        UsageError: options exclude each other, or an audio file does not exist.
+        UsageError: options exclude each other, an audio file does not exist, or as `check_output`.
         MissingPackageError: a package of the `export` extra is not installed.
     """
     precisions = _chosen_precisions(options)
@@ -191,6 +212,10 @@ def _check_export(options: argparse.Namespace) -> None:
     for path in options.verify or ():
         if not path.is_file():
             raise UsageError(f"audio file not found: {path}")
+    if options.output is not None:
+        from pruned_rnnt.pretrained.export_folder import check_output
+
+        check_output(options.output, options.format)
 
 
 def _chosen_precisions(options: argparse.Namespace) -> tuple[QuantisedPrecision, ...]:
@@ -201,26 +226,23 @@ def _chosen_precisions(options: argparse.Namespace) -> tuple[QuantisedPrecision,
     return tuple(name for name in QUANTISED if name in named)
 
 
-def _run_export(
+def _write_files(
     options: argparse.Namespace,
     parts: ModelFile,
     folder: Path,
     source: str,
     decode: DecodeConfig,
-    *,
-    check_quantised: Callable[[Path], None] | None = None,
-) -> bool:
-    """Write the folder and verify it if requested; False if the exported model differs.
+    check_quantised: Callable[[Path], None] | None,
+) -> tuple[Graph, ...]:
+    """Write the files of a format into an empty folder; returns the graphs of ONNX files.
 
     Args:
+        parts: with a model on the CPU in evaluation mode.
         source: name of the run and checkpoint, for README and metadata.
-        check_quantised: measures and repairs the quantised files in a folder before they appear;
-            an error leaves an earlier export as it was.
+        check_quantised: measures and repairs the quantised files.
     """
-    from pruned_rnnt.export.differences import differences
     from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
     from pruned_rnnt.export.torch_folder import export_torch
-    from pruned_rnnt.export.verify import verify
     from pruned_rnnt.interop.icefall_model import export_icefall
     from pruned_rnnt.interop.nemo.exported_model import export_model
     from pruned_rnnt.model.build_model import as_transducer
@@ -228,7 +250,6 @@ def _run_export(
     # The exporters log remarks about operators that our models do not have.
     for name in ("torch.onnx", "onnxscript", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    parts = parts._replace(model=parts.model.cpu().eval())
     model, tokenizer, *_ = parts
     precisions = _chosen_precisions(options)
     sizes = OnnxOptions(
@@ -241,38 +262,44 @@ def _run_export(
     )
     if options.format == "torch":
         export_torch(parts, folder, sizes, source)
-        print(f'wrote {folder}; to use it: pruned_rnnt.load("{folder}").transcribe("a.wav")')
-        return True
-    if options.format == "icefall":
+    elif options.format == "icefall":
         export_icefall(as_transducer(model, "--format icefall"), tokenizer, folder)
-        print(f"wrote {folder}; for icefall's scripts: --checkpoint {folder}/pretrained.pt")
-        return True
-    if options.format == "nemo":
-        name = "model.nemo"
-        # Other archives stay: the folder of --output may hold those that models came from.
-        with appearing_together(folder) as unfinished:
-            export_model(model, tokenizer, unfinished / name)
-        print(f"wrote {folder / name}")
-        return True
-    with appearing_together(folder, replacing=["*.onnx"]) as unfinished:
-        graphs = export_onnx(parts, unfinished, sizes, source, decode)
-        if check_quantised is not None:
-            check_quantised(unfinished)
-        elif precisions:
-            print(
-                f"{', '.join(precisions)}: nothing was measured: the error rate of these files is "
-                "unknown; --calibrate DATA/SPLIT measures it"
-            )
-    print(f"wrote {folder}; to use it: python {folder / 'recognise.py'} a.wav")
-    for line in differences(model, decode, streaming=options.streaming):
+    elif options.format == "nemo":
+        export_model(model, tokenizer, folder / "model.nemo")
+    if options.format != "onnx":
+        return ()
+    graphs = export_onnx(parts, folder, sizes, source, decode)
+    if check_quantised is not None:
+        check_quantised(folder)
+    elif precisions:
+        print(
+            f"{', '.join(precisions)}: nothing was measured: the error rate of these files is "
+            "unknown; --calibrate DATA/SPLIT measures it"
+        )
+    return graphs
+
+
+def _compare(
+    options: argparse.Namespace,
+    parts: ModelFile,
+    folder: Path,
+    graphs: Sequence[Graph],
+    decode: DecodeConfig,
+) -> bool:
+    """Print where ONNX files may decode differently; verify them if requested, False if they do."""
+    from pruned_rnnt.export.differences import differences
+    from pruned_rnnt.export.verify import verify
+
+    for line in differences(parts.model, decode, streaming=options.streaming):
         print(f"may decode differently: {line}")
+    if not options.verify:
+        return True
     exact = True
-    if options.verify:
-        for result in verify(model, tokenizer, graphs, folder, options.verify):
-            print("\n".join(result.lines()))
-            # Other precisions round differently: their differences are printed, but are no failure.
-            exact = exact and (result.exact or result.precision != "fp32")
-        print("verified" if exact else "NOT VERIFIED: the exported model differs, see above")
+    for result in verify(parts.model, parts.tokenizer, graphs, folder, options.verify):
+        print("\n".join(result.lines()))
+        # Other precisions round differently: their differences are printed, but are no failure.
+        exact = exact and (result.exact or result.precision != "fp32")
+    print("verified" if exact else "NOT VERIFIED: the exported model differs, see above")
     return exact
 
 

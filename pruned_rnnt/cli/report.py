@@ -14,6 +14,7 @@ from pruned_rnnt.cli.command import (
     run_and_settings,
 )
 from pruned_rnnt.run.folder import RunFolder
+from pruned_rnnt.system.usage_errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,6 +70,8 @@ def report(options: argparse.Namespace, console: Console) -> int:
     """Make a web page of a run: curves, errors, and the worst utterances with audio."""
     from pruned_rnnt.report.report_command import ReportOptions, make_report
 
+    if options.output is not None:
+        _check_output(options.output)
     folder, overrides = run_and_settings(options)
     page = make_report(
         folder,
@@ -91,3 +94,15 @@ def report(options: argparse.Namespace, console: Console) -> int:
         print(hint)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
+
+
+def _check_output(path: Path) -> None:
+    from pruned_rnnt.report.page import is_report
+
+    if path.suffix not in (".html", ".htm") or path.is_dir():
+        raise UsageError(f"--output is {path}, needs the name of a file that ends in .html")
+    if path.exists() and not is_report(path):
+        raise UsageError(
+            f"--output is {path}, which exists and is no report: name another file, or delete "
+            "that one"
+        )

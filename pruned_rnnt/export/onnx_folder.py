@@ -190,7 +190,7 @@ def export_onnx(
     source: str,
     decode: DecodeConfig | None = None,
 ) -> tuple[Graph, ...]:
-    """Write the folder, replacing the files of an earlier export.
+    """Write the folder.
 
     Args:
         parts: with a model on the CPU, which is set to evaluation mode; without the calibration.
@@ -216,8 +216,6 @@ def export_onnx(
         differences(model, decode or DecodeConfig(), streaming=options.streaming)
     )
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.onnx"):
-        old.unlink()
     for graph in graphs:
         path = folder / file_name(graph.name, "fp32")
         write_onnx(graph, path)

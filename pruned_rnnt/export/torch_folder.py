@@ -35,8 +35,6 @@ def export_torch(parts: ModelFile, folder: Path, options: OnnxOptions, source: s
                 "writes model.pt alone: leave out --streaming, --chunk and --left"
             )
         save_model(parts, folder / FILE_NAME, source)
-        for old in folder.glob("*.pt2"):
-            old.unlink()
         return  # there is no graph of these encoders by itself
     encoder = encoder_graph(model.eval(), options)
     save_model(parts, folder / FILE_NAME, source)
@@ -45,8 +43,6 @@ def export_torch(parts: ModelFile, folder: Path, options: OnnxOptions, source: s
         graphs.append(joiner(model))
         if isinstance(model.predictor, StatelessPredictor):
             graphs.append(decoder(model))
-    for old in folder.glob("*.pt2"):
-        old.unlink()
     for graph in graphs:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)

@@ -147,7 +147,7 @@ class LossConfig:
             if self.kind != "pruned":
                 raise ValueError(
                     f"loss.target_delay_ms is {self.target_delay_ms}, which needs "
-                    f"loss.kind=pruned, got {self.kind}"
+                    f"loss.kind=pruned, got {self.kind}: set it to null, which turns it off"
                 )
         self._check_durations()
 

@@ -181,7 +181,11 @@ class _Member(NamedTuple):
 
 
 def write_ensemble(
-    paths: Sequence[Path], output: Path, settings: Sequence[str] = ()
+    paths: Sequence[Path],
+    output: Path,
+    settings: Sequence[str] = (),
+    *,
+    unfinished: Path | None = None,
 ) -> SpeechModel:
     """Write the run of the ensemble of other runs into the new folder `output`.
 
@@ -190,6 +194,7 @@ def write_ensemble(
     Args:
         paths: folders of runs, or checkpoints in them; a run may be named several times.
         settings: `decode.key=value`, which choose the checkpoint of each folder.
+        unfinished: the folder to write instead, whose files the caller moves to `output`.
 
     Raises:
         ValueError: `output` holds a run; there are fewer than two paths; or the models differ in
@@ -218,11 +223,12 @@ def write_ensemble(
         decode=replace(config.decode, checkpoint="last"),
         card=config.card if same_card else CardConfig(),
     )
-    save_run(model, first.loaded.tokenizer, config, output)
-    add_origins(output, merged(*(member.origins for member in members)))
+    folder = unfinished or output
+    save_run(model, first.loaded.tokenizer, config, folder)
+    add_origins(folder, merged(*(member.origins for member in members)))
     durations = [member.p99_duration for member in members if member.p99_duration is not None]
     if durations:
-        save_p99_duration(output, min(durations))
+        save_p99_duration(folder, min(durations))
     return model
 
 

@@ -44,6 +44,8 @@ def load(
     if not isinstance(segments, SegmentConfig | None):
         raise UsageError(f"segments is {segments!r}, needs a SegmentConfig")
     found = find_model(local_path(path))
+    if found.kind != "run":
+        _check_is_no_checkpoint(found, settings)
     if found.kind == "onnx":
         return _load_onnx(found, device, settings, segments)
     device = _device(device)
@@ -70,6 +72,15 @@ def _check_settings(settings: Sequence[str]) -> None:
             raise UsageError(
                 f"settings has {item!r}, needs decode.key=value: all others are those of the "
                 "model's training"
+            )
+
+
+def _check_is_no_checkpoint(found: FoundModel, settings: Sequence[str]) -> None:
+    for each in settings:
+        if each.startswith(("decode.checkpoint=", "decode.use_average=")):
+            raise UsageError(
+                f"{found.path} is one model, not a run with checkpoints: leave out {each}, or load "
+                "the run"
             )
 
 

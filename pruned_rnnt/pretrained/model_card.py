@@ -27,6 +27,7 @@ from pruned_rnnt.train.experiment import CardConfig, ExperimentConfig
 from pruned_rnnt.train.run import LoadedModel
 
 FILE_NAME = "README.md"
+_LIBRARY = "pruned_rnnt"
 _TASK = "automatic-speech-recognition"
 # Settings that name files of one machine: the card has only the last part of the path.
 _PATHS = {"data": ("path", "old_path"), "train": ("folder", "init"), "finetune": ("tokens",)}
@@ -88,9 +89,9 @@ class ModelCard:
         """The metadata that the hub reads."""
         values: dict[str, Any] = {
             **hub_metadata(self.chain.licence),
-            "library_name": "pruned_rnnt",
+            "library_name": _LIBRARY,
             "pipeline_tag": _TASK,
-            "tags": [_TASK, "speech", "pruned_rnnt", *self.kind.split()],
+            "tags": [_TASK, "speech", _LIBRARY, *self.kind.split()],
         }
         if self.config.language:
             values["language"] = list(self.config.language)
@@ -170,6 +171,14 @@ class ModelCard:
 
     def _data(self) -> str:
         return self.config.data or self.data or "Unknown."
+
+
+def is_card(path: Path) -> bool:
+    """Whether a file is a card that `ModelCard.write` has written."""
+    if not path.is_file():
+        return False
+    front, end, _ = path.read_text(encoding="utf-8", errors="replace").partition("\n---\n")
+    return bool(end) and f"library_name: {_LIBRARY}" in front.splitlines()
 
 
 def _cell(text: str) -> str:

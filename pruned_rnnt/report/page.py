@@ -20,6 +20,8 @@ from pruned_rnnt.report.training_charts import validation_table
 from pruned_rnnt.system.optional_packages import PACKAGES_OF_EXTRA, require
 
 _FILES = Path(__file__).parent / "page"
+# The end of the title in report.html, which is among the first characters of every page.
+_TITLE_END, _HEAD_CHARACTERS = "pruned_rnnt report</title>", 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,12 @@ def render_page(page: Page) -> str:
         differences=_differences(page.run, page.other),
         version=__version__,
     )
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a page of `render_page`."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return _TITLE_END in file.read(_HEAD_CHARACTERS)
 
 
 def _is_again(page: Page) -> bool:

@@ -70,8 +70,8 @@ def make_report(
 
     Raises:
         ConfigError: a folder is no run, or a setting is wrong.
-        UsageError: a pattern matches no result, a number is negative, or the folder of data.path in
-            overrides does not exist.
+        UsageError: a pattern matches no result, both match the same one of one run, a number is
+            negative, or the folder of data.path in overrides does not exist.
     """
     options = options or ReportOptions()
     run = read_run(folder, overrides, options.result)
@@ -82,6 +82,7 @@ def make_report(
     chosen = run.newest_results() if other is None else run.results_to_compare(other.results)
     scored = {name: _score(run, result, moved=moved) for name, result in chosen.items()}
     second = {} if other is None else _score_other(other, scored)
+    _check_are_others(scored, second)
     names = _names(run, other, scored, second)
     comparisons = {name: compare(scored[name], second[name]) for name in scored.keys() & second}
     sections = _sections(run, scored, comparisons, names, options, console)
@@ -131,6 +132,16 @@ def _score_other(other: ReportRun, scored: dict[str, ScoredSet]) -> dict[str, Sc
         if name not in scored and result not in shown:
             second[name] = _score(other, result)
     return second
+
+
+def _check_are_others(scored: dict[str, ScoredSet], second: dict[str, ScoredSet]) -> None:
+    for name in scored.keys() & second:
+        first, other = scored[name].result, second[name].result
+        if first.recogs_path.resolve() == other.recogs_path.resolve():
+            raise UsageError(
+                f"--result and --other-result choose the same result of {name}, {first.setting}: "
+                "give each a pattern that matches another one"
+            )
 
 
 def _names(

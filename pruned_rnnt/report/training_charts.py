@@ -152,11 +152,15 @@ def validation_table(run: ReportRun) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             f"{line['step']:,}",
-            *(form(float(line[name])) if name in line else "" for _, name, form in columns),
+            *(_cell(float(line[name]), form) if name in line else "" for _, name, form in columns),
         ]
         for line in lines
     ]
     return ["step", *(heading for heading, _, _ in columns)], rows
+
+
+def _cell(value: float, form: Callable[[float], str]) -> str:
+    return form(value) if math.isfinite(value) else "\N{EN DASH}"
 
 
 def _mean(values: Sequence[float]) -> float:

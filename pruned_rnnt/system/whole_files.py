@@ -28,13 +28,15 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 @contextmanager
 def appearing_together(folder: Path, replacing: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield an empty folder beside `folder`, whose files move there if there was no error.
+    """Yield an empty folder, whose files move to `folder` if there was no error.
 
     Args:
         replacing: patterns of earlier files in `folder` that are removed then; others stay.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    # Inside, if possible: only the folder itself may be writable, or be of another file system.
+    place = folder if folder.is_dir() else folder.parent
+    unfinished = Path(mkdtemp(prefix=f".{folder.name}.", dir=place))
     try:
         yield unfinished
         folder.mkdir(exist_ok=True)

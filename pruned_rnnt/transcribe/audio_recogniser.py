@@ -106,8 +106,8 @@ class AudioRecogniser(ABC):
             endpoints: when texts become final.
 
         Raises:
-            ValueError: the model is not causal or cannot have such chunks; or
-                `decode.method` needs whole utterances.
+            ValueError: the model is not causal or cannot have such chunks; `decode.chunk` is -1
+                and chunk 0; or `decode.method` needs whole utterances.
         """
         raise UsageError(
             "ONNX files cannot transcribe live audio here: load the run or a model.pt, or use "

@@ -103,10 +103,14 @@ class Recogniser(AudioRecogniser):
                 f"endpoints is {endpoints!r}, needs an EndpointConfig of "
                 "pruned_rnnt.transcribe.endpoints"
             )
-        # A chunk of -1, for whole recordings, is none of a stream.
         chosen = self._decode
+        if chosen.chunk < 0 and not chunk:
+            raise UsageError(
+                f"decode.chunk is {chosen.chunk}, for whole recordings, which a stream does not "
+                "have: set decode.chunk=0 for the chunks of training, or another number of frames"
+            )
         names = "chunk" if chunk else "decode.chunk", "left" if left else "decode.left"
-        sizes = stream_sizes(self.model, chunk or max(chosen.chunk, 0), left or chosen.left, names)
+        sizes = stream_sizes(self.model, chunk or chosen.chunk, left or chosen.left, names)
         if sizes not in self._stream_groups:
             search = build_stream_search(
                 self.model, self._decode, self.tokenizer, self._language_model

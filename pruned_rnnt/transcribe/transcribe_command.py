@@ -251,6 +251,11 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         )
     if not live and (options.chunk or options.left):
         raise UsageError("--chunk and --left need live audio: - or --microphone")
+    for name in ("chunk", "left"):
+        size = getattr(options, name)
+        given = [each for each in settings if each.startswith(f"decode.{name}=")]
+        if size and given and given[-1] != f"decode.{name}={size}":
+            raise UsageError(f"--{name} {size} contradicts {given[-1]}: leave out one of them")
     if not live and _endpoint_rules(options):
         raise UsageError(
             "--endpoint-pause and --endpoint-longest need live audio: - or --microphone"

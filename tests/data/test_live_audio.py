@@ -104,6 +104,8 @@ def test_types_of_samples() -> None:
         (np.zeros((2, 2, 2)), 16000, "shape"),
         (np.zeros(5, dtype=np.int64), 16000, "samples of int64, needs floats"),
         (["a"], 16000, "samples of str"),
+        (bytes(64), 16000, r"audio is bytes, needs an array .* np.frombuffer"),
+        (bytearray(64), 16000, r"audio is bytearray, needs an array"),
         (sound(0.1) * 32768, 16000, "needs floats in \\[-1, 1\\]: divide"),
         ([[1.0], [1.0, 2.0]], 16000, "audio is no array of samples: "),
         (np.zeros(5), 0, "sampling rate is 0 Hz, needs 1,000 to"),

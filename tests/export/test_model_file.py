@@ -56,9 +56,7 @@ def test_round_trip(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_recurrent_predictor_has_no_decoder_program(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """A decoder of an earlier export is deleted."""
     model = tiny_model(vocab_size=len(tokenizer), predictor=LstmPredictorConfig(dim=8))
-    (tmp_path / "decoder.pt2").touch()
     export_torch(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "test")
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["encoder.pt2", "joiner.pt2", "model.pt"]

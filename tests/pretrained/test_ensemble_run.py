@@ -135,6 +135,22 @@ def test_models_that_do_not_fit_are_warned_about(
     assert ("more errors than apart" in printed.err) == warned
 
 
+def test_models_that_make_far_more_errors_together_are_refused(
+    runs: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = [SplitErrors(errors=n, words=100) for n in (2, 6, 23)]
+    monkeypatch.setattr(module, "measure_ensemble", lambda *_: counts)
+    assert main(["ensemble", *map(str, runs), "--output", str(tmp_path / "two")]) == EXIT_FAILED
+    printed = capsys.readouterr()
+    assert "100 words of the validation set: 2.00%, 6.00%; together 23.00%" in printed.err
+    assert "Nothing was written" in printed.err
+    assert printed.out == ""
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_its_data_nothing_is_measured(
     runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

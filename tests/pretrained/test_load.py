@@ -193,6 +193,8 @@ def test_onnx_folder_transcribes_alike(kind: str, tokenizer: Tokenizer, tmp_path
     assert len(recogniser.transcribe(sound(0.02)).text) >= 0  # shorter than an encoder frame
     with pytest.raises(ValueError, match=r"greedy search only: leave out decode\.method"):
         pruned_rnnt.load(tmp_path, settings=["decode.method=modified_beam"])
+    with pytest.raises(ValueError, match="one model, not a run with checkpoints"):
+        pruned_rnnt.load(tmp_path, settings=["decode.checkpoint=best"])
     with pytest.raises(ValueError, match=r"device is cuda, but .* has ONNX files"):
         pruned_rnnt.load(tmp_path, "cuda")
     for copied in (copy.deepcopy(recogniser), pickle.loads(pickle.dumps(recogniser))):
@@ -271,6 +273,9 @@ def test_settings_in_an_error_exist(
     assert isinstance(pruned_rnnt.load(path, settings=settings), Recogniser)
     with pytest.raises(ValueError, match=r"decode\.beam_size is 8 and decode\.num_best is 9"):
         pruned_rnnt.load(path, settings=[*settings, "decode.num_best=9"])
+    for setting in ("decode.checkpoint=best", "decode.use_average=false"):
+        with pytest.raises(ValueError, match=f"not a run with checkpoints: leave out {setting}"):
+            pruned_rnnt.load(path, settings=[setting])
 
 
 @pytest.mark.slow

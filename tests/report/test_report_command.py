@@ -21,6 +21,8 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.report.clips import ByteBudget, Clip, audio_clip
+from pruned_rnnt.report.report_run import read_run
+from pruned_rnnt.report.training_charts import validation_table
 from tests.data import spoken_corpus
 from tests.report.run_folders import Element, parse, table, write_run
 from tests.tiny_corpus import tiny_overrides
@@ -183,14 +185,30 @@ def test_data_with_features_only(corpus: Path) -> None:
         (["--megabytes", "nan"], "--megabytes must be at least 0, got nan", EXIT_USAGE),
         (["--result", "beam*"], "matches 'beam*'; it has greedy-step-00000002", EXIT_USAGE),
         (["--other", "nowhere"], "nowhere is not a run", EXIT_USAGE),
+        (["--output", "README.md"], "--output is README.md, needs the name of a file", EXIT_USAGE),
+        (["--other", "RUN"], "choose the same result of test, greedy-step-00000002", EXIT_USAGE),
         (["train.steps=7"], "was trained with other settings (train.steps: 2 -> 7)", EXIT_USAGE),
     ],
 )
 def test_wrong_options(
     run: Path, options: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    options = [option.replace("RUN", str(run)) for option in options]
     assert main(["report", str(run), *options]) == code
     assert message in capsys.readouterr().err
+
+
+def test_only_reports_are_replaced(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text("<title>by hand</title>")
+    command = ["report", str(run), "--no-pictures", "--no-audio", "--output", str(path)]
+    assert main(command) == EXIT_USAGE
+    assert f"--output is {path}, which exists and is no report" in capsys.readouterr().err
+    assert path.read_text() == "<title>by hand</title>"
+    path.unlink()
+    assert main(command) == main(command) == 0
 
 
 def test_missing_package_is_one_line(
@@ -204,6 +222,18 @@ def test_missing_package_is_one_line(
     assert main(["report", str(run)]) == EXIT_FAILED
     expected = "pruned-rnnt report: jinja2 is not installed: pip install 'pruned_rnnt[report]'\n"
     assert capsys.readouterr().err == expected
+
+
+def test_values_that_are_no_numbers_are_dashes(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"task: lm\ntrain:\n  folder: {tmp_path}\n")
+    line = '{"group": "valid", "step": 4, "total": 1.5, "perplexity": null}\n'
+    (tmp_path / "metrics.jsonl").write_text(line)
+    headings, (row,) = validation_table(read_run(tmp_path))
+    assert dict(zip(headings, row, strict=True)) == {
+        "step": "4",
+        "loss": "1.5000",
+        "perplexity": "\N{EN DASH}",
+    }
 
 
 def test_report_of_a_language_model_has_curves(tmp_path: Path) -> None:

@@ -124,9 +124,7 @@ class _PrunedStep(torch.autograd.Function):
         wanted = dict(zip(StepInputs._fields, ctx.needs_input_grad, strict=False))
         # Under no_grad inputs are wanted that will never get a gradient.
         grads_in_forward = (
-            plan.differentiable
-            and any(ctx.needs_input_grad)
-            and plan.reduction != "none"
+            plan.differentiable and any(ctx.needs_input_grad) and plan.reduction != "none"
         )
         inputs = _contiguous(tensors)
         plan = plan._replace(packed=host_lengths is not None, grads_in_forward=grads_in_forward)
