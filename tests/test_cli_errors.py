@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import shlex
 import subprocess
 import sys
@@ -72,14 +71,11 @@ def test_there_are_configs() -> None:
     assert CONFIGS
 
 
-def test_module_runs_the_command_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["pruned_rnnt", "train", "train.stebs=1"])
-    with pytest.raises(SystemExit) as exit_info:
-        runpy.run_module("pruned_rnnt", run_name="__main__")
-    assert exit_info.value.code == EXIT_USAGE
-    assert "did you mean" in capsys.readouterr().err
+def test_module_runs_the_command_line() -> None:
+    command = [sys.executable, "-m", "pruned_rnnt", "train", "train.stebs=1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == EXIT_USAGE
+    assert "did you mean" in done.stderr
 
 
 @pytest.mark.parametrize(
