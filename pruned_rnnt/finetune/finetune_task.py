@@ -64,6 +64,30 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
     return frozen
 
 
+def check_no_frozen_adapters(
+    model: SpeechModel, layers: Sequence[str], patterns: Sequence[str]
+) -> None:
+    """Raise an error if a part of the encoder is frozen, and has adapters that change it.
+
+    Args:
+        layers: names within the encoder of the layers with adapters.
+        patterns: as of `freeze`. One that matches the whole encoder is no contradiction, because
+            adapters freeze its other parameters anyway.
+
+    Raises:
+        ConfigError: a pattern matches weights with adapters; the message names one.
+    """
+    names = [f"encoder.{name}" for name, _ in model.encoder.named_parameters()]
+    for pattern in patterns:
+        frozen = [name for name in layers if _matches(f"encoder.{name}.weight", pattern)]
+        if frozen and not all(_matches(name, pattern) for name in names):
+            raise ConfigError(
+                f"finetune.freeze: {pattern!r} matches encoder.{frozen[0]}, which has an adapter "
+                "(finetune.lora) that would change it: leave the pattern out, as adapters freeze "
+                "all other parameters of the encoder, or set finetune.lora.rank=0"
+            )
+
+
 def _matches(name: str, pattern: str) -> bool:
     """True if the pattern matches the parameter's name or a module that contains it."""
     parts = name.split(".")
@@ -148,6 +172,7 @@ class FinetuneTask(SpeechTask):
             self._notes.append(f"frozen: {frozen:,} parameters of {', '.join(config.freeze)}")
         if config.lora.rank > 0:
             layers = add_adapters(model.encoder, config.lora)
+            check_no_frozen_adapters(model, layers, config.freeze)
             self._notes.append(f"adapters of rank {config.lora.rank} on {len(layers)} layers")
         if config.quantise != "none":
             layers = round_weights(model.encoder, config.quantise)

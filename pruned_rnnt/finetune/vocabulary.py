@@ -153,7 +153,9 @@ def choose_vocabulary(
         texts: some texts of the data.
     """
     if how == "auto":
-        how = "extend" if unknown_share(source, texts) > 0 else "keep"
+        # A source without language tags was trained to do without them.
+        has_new_languages = source.languages and data.languages.keys() - source.languages.keys()
+        how = "extend" if has_new_languages or unknown_share(source, texts) > 0 else "keep"
     tokenizer = {
         "keep": lambda: source,
         "extend": lambda: extended_tokenizer(source, data),

@@ -29,7 +29,8 @@ Branch = Callable[[Tensor], Tensor]
 class FrameBatchNorm(nn.Module):
     """nn.BatchNorm1d over (N, T, E), whose statistics in training ignore padding.
 
-    In evaluation mode, with the running statistics, it equals nn.BatchNorm1d.
+    In evaluation mode, with the running statistics, it equals nn.BatchNorm1d. If its weight is
+    frozen (`requires_grad` False), training, too, uses the running statistics and keeps them.
     """
 
     running_mean: Tensor
@@ -49,7 +50,7 @@ class FrameBatchNorm(nn.Module):
             padding_NT1: True for frames that are padding; None: all are real.
         """
         mean_E, variance_E = self.running_mean, self.running_var
-        if self.training:
+        if self.training and self.weight.requires_grad:
             mean_E, variance_E = self._statistics(x_NTE.float(), padding_NT1)
         scale_E = self.weight * torch.rsqrt(variance_E + _EPSILON)
         shift_E = self.bias - mean_E * scale_E

@@ -16,6 +16,7 @@ from pruned_rnnt.model.fastconformer import (
     FastConformerConfig,
     StreamingFastConformer,
 )
+from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
 from pruned_rnnt.model.transformers_encoder import build_transformers_encoder
 from pruned_rnnt.model.transformers_model import TransformersConfig
 from pruned_rnnt.model.zipformer.config import ZipformerConfig
@@ -87,6 +88,12 @@ def register_encoder(
 def build_encoder(config: EncoderConfig) -> Encoder:
     """Build the encoder of a configuration, with random parameters."""
     return _ENCODERS[config.kind].module(config)
+
+
+def subsampling_factor(config: EncoderConfig) -> int:
+    """Feature frames per encoder frame, as the class of the encoder says."""
+    module = _ENCODERS[config.kind].module
+    return int(getattr(module, "subsampling_factor", SUBSAMPLING_FACTOR))
 
 
 def stream_encoder(encoder: Encoder, chunk: int, left: int) -> StreamingEncoder:

@@ -27,9 +27,11 @@ from pruned_rnnt.config.checks import check_at_least
 # Layers of the parts, by their names in any of the encoders.
 _PARTS = {
     "attention": re.compile(
-        r"\.(attention|self_attn_weights|self_attn\d|nonlin_attention)\.(in_proj|out_proj)$"
+        r"\.(attention|self_attn_weights|self_attn\d?|nonlin_attention)\.(in|out|[qkv])_proj$"
     ),
-    "feed_forward": re.compile(r"\.(feedforward_in|feedforward_out|feed_forward\d)\.\w+$"),
+    "feed_forward": re.compile(
+        r"\.((feedforward_in|feedforward_out|feed_forward\d?)\.\w+|fc[12])$"
+    ),
 }
 _UP, _DOWN = "lora_up", "lora_down"
 
@@ -106,11 +108,15 @@ def add_adapters(encoder: nn.Module, config: LoraConfig) -> list[str]:
         The names of the layers with adapters.
 
     Raises:
-        ValueError: no layer of the encoder has the configured parts.
+        ValueError: no layer of the encoder has one of the configured parts.
     """
     found = list(_layers(encoder, config))
-    if not found:
-        raise ValueError(f"finetune.lora.parts={list(config.parts)} matches no layer")
+    for part in config.parts:
+        if not any(_PARTS[part].search(name) for name, _ in found):
+            raise ValueError(
+                f"finetune.lora.parts is {list(config.parts)}, and no layer of the "
+                f"{type(encoder).__name__} belongs to {part}: leave it out"
+            )
     for parameter in encoder.parameters():
         parameter.requires_grad_(False)
     layers = []

@@ -5,15 +5,17 @@ code.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from pruned_rnnt.config.load import ConfigError, value_of
 from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.data.input.filters import MOST_FRAME_STEP
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.licences.terms import UNKNOWN
+from pruned_rnnt.model.encoder_kinds import subsampling_factor
 from pruned_rnnt.model.lora import LoraConfig
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.train.engine.train_config import TrainConfig
@@ -28,9 +30,10 @@ class FinetuneConfig:
 
     vocabulary: `keep` uses the symbols of the source; `extend` adds the symbols of the data that
         the source lacks; `replace` uses those of the data, with the rows of symbols that the source
-        has too; `auto` keeps if the source's symbols cover the texts, and otherwise extends.
+        has too; `auto` keeps if the source's symbols cover the texts and, if it has languages,
+        those of the data, and otherwise extends.
     freeze: parts that are not trained, by their names in the model or patterns of them: encoder,
-        encoder.layers.0, *.bias.
+        encoder.layers.0, *.bias. Frozen batch normalisations keep their running statistics.
     layer_decay: the learning rate of each encoder layer as a fraction of that of the layer above;
         predictor, joiner and the top layer have the full rate.
     checkpoint: for a run as source: its checkpoint, as decode.checkpoint names it.
@@ -102,11 +105,18 @@ class ExperimentConfig:
     card: CardConfig = field(default_factory=CardConfig)
 
     def __post_init__(self) -> None:
+        self._set_subsampling_factor()
         self._check_features()
         if self.finetune != FinetuneConfig() and not self.train.init:
             raise ValueError("the settings of finetune need train.init, the model to start from")
         if self.train.compile_encoder and self.finetune.lora.rank > 0:
             raise ValueError("train.compile_encoder does not support adapters (finetune.lora)")
+        if self.finetune.lora.rank > 0 and getattr(self.model.encoder, "frozen", "") == "all":
+            raise ValueError(
+                f"finetune.lora.rank is {self.finetune.lora.rank} and model.encoder.frozen is all, "
+                "so the adapters would get no gradients: set model.encoder.frozen=convolutions "
+                "(adapters freeze the other parameters) or finetune.lora.rank=0"
+            )
         if self.train.compile_encoder and self.finetune.quantise != "none":
             raise ValueError("train.compile_encoder does not support finetune.quantise")
         if self.train.compile_encoder and self.model.encoder.kind != "conformer":
@@ -120,6 +130,16 @@ class ExperimentConfig:
                 "mwer.enabled=true needs a transducer, but loss.kind is 'ctc', which has none; set "
                 "loss.kind to pruned or full, or mwer.enabled=false"
             )
+
+    def _set_subsampling_factor(self) -> None:
+        """Replace null in data.filters by the number, which runs save."""
+        filters = self.data.filters
+        if filters.subsampling_factor is None:
+            factor = subsampling_factor(self.model.encoder)
+            if not self.loss.has_ctc_head and self.loss.rnnt_type == "regular":
+                factor = min(factor, MOST_FRAME_STEP)
+            filters = replace(filters, subsampling_factor=factor)
+            object.__setattr__(self, "data", replace(self.data, filters=filters))
 
     def _check_features(self) -> None:
         """Raise ValueError if the encoder reads other features than `data` has."""

@@ -33,11 +33,16 @@ _BAR_WIDTH = 40
 _BINS = 10
 
 
-def show_split(folder: PreparedFolder, config: DataConfig, console: Console) -> None:
-    """Prints counts and histograms of the training split of a prepared folder."""
+def show_split(
+    folder: PreparedFolder, config: DataConfig, console: Console, *, ctc: bool = False
+) -> None:
+    """Prints counts and histograms of the training split of a prepared folder.
+
+    ctc: as in `CutFilter`.
+    """
     tokenizer = folder.tokenizer()
     size = lattice_size(config, tokenizer)
-    cut_filter = CutFilter(config.filters, tokenizer)
+    cut_filter = CutFilter(config.filters, tokenizer, ctc=ctc)
     durations, nodes = array("f"), array("f")
     left_out = 0
     for cut in folder.cuts(config.train, lazy=True):
@@ -176,7 +181,7 @@ def inspect_config(config: ExperimentConfig | LanguageModelExperiment, console: 
     if not prepared:
         console.print(f"no prepared data at {folder.path}: vocabulary of {vocab_size} assumed")
     elif isinstance(config, ExperimentConfig):
-        show_split(folder, config.data, console)
+        show_split(folder, config.data, console, ctc=config.loss.kind == "ctc")
         show_chain(chain_of_run(config), console)
     else:
         _show_texts(TextFiles(folder.path, config.data.train), config.data.train, console)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,32 @@ def test_short_utterances_pass(frames: int, masks: int) -> None:
     out = FeatureAugmenter(config, seed=1)(torch.randn(frames, 80), epoch=0, cut_id="a")
     assert out.shape[1] == 80
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("off", "bins", "times"),
+    [
+        ({}, True, True),
+        ({"frame_masks": 0}, True, False),
+        ({"frame_mask_size": 0}, True, False),
+        ({"max_masked_fraction": 0.0}, True, False),
+        ({"feature_masks": 0}, False, True),
+        ({"feature_mask_size": 0}, False, True),
+    ],
+)
+def test_a_mask_of_no_size_turns_off_masks_of_its_axis_alone(
+    off: dict[str, Any], bins: bool, times: bool
+) -> None:
+    spec = SpecAugmentConfig(probability=1.0, time_warp=0, **off)
+    augmenter = FeatureAugmenter(AugmentationConfig(spec_augment=spec), seed=1, view_mask_factor=2)
+    features_TF = torch.randn(500, 80)
+    for masked_TF in (
+        augmenter(features_TF, epoch=0, cut_id="a"),
+        *augmenter.two_views(features_TF, epoch=0, cut_id="a"),
+    ):
+        changed_TF = masked_TF != features_TF
+        assert bool(changed_TF.all(0).any()) == bins
+        assert bool(changed_TF.all(1).any()) == times
 
 
 @pytest.mark.parametrize("tempo", [0.5, 0.9, 1.0, 1.3])

@@ -8,14 +8,26 @@ import pytest
 import torch
 from torch import nn
 
+from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.model.lora import LoraConfig, add_adapters, is_adapter, merge_adapters
+from pruned_rnnt.model.model_config import ModelConfig
 from pruned_rnnt.model.speech_model import TransducerModel
-from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
+from pruned_rnnt.model.transformers_encoder import build_transformers_encoder
+from pruned_rnnt.train.engine.train_config import TrainConfig
+from pruned_rnnt.train.experiment import ExperimentConfig, FinetuneConfig
+from tests.model.tiny_pretrained import tiny_pretrained
+from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model, tiny_zipformer
 
 FEATURES, LENGTHS = torch.randn(2, 90, 80) * 3 - 5, torch.tensor([90, 61])
 TARGETS, TARGET_LENGTHS = torch.tensor([[3, 5, 4], [4, 3, 0]]), torch.tensor([3, 2])
 ENCODERS = pytest.mark.parametrize(
-    "encoder", [tiny_conformer(), tiny_zipformer(causal=False)], ids=["conformer", "zipformer"]
+    "encoder",
+    [
+        tiny_conformer(),
+        tiny_zipformer(causal=False),
+        tiny_fastconformer(convolution_norm="batch"),
+    ],
+    ids=["conformer", "zipformer", "fastconformer"],
 )
 
 
@@ -92,9 +104,36 @@ def test_weights_are_restored_after_an_error() -> None:
 
 
 def test_bad_settings() -> None:
+    pytest.importorskip("transformers")
     with pytest.raises(ValueError, match=r"finetune.lora.parts is \['atention'\], needs some of"):
         LoraConfig(parts=("atention",))
     with pytest.raises(ValueError, match=r"finetune.lora.alpha is 0"):
         LoraConfig(alpha=0.0)
-    with pytest.raises(ValueError, match="matches no layer"):
-        add_adapters(nn.Linear(3, 3), LoraConfig(rank=1))
+    with pytest.raises(ValueError, match="frozen is all, so the adapters would get no gradients"):
+        ExperimentConfig(
+            model=ModelConfig(encoder=tiny_pretrained("whisper", frozen="all")),
+            data=DataConfig(
+                features="waveform",
+                augmentation=AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False)),
+            ),
+            train=TrainConfig(init="run"),
+            finetune=FinetuneConfig(lora=LoraConfig(rank=1)),
+        )
+    layer = nn.ModuleDict({"layer": nn.ModuleDict({"fc1": nn.Linear(3, 3)})})
+    with pytest.raises(ValueError, match="no layer of the ModuleDict belongs to attention: leave"):
+        add_adapters(layer, LoraConfig(rank=1))
+    assert add_adapters(layer, LoraConfig(rank=1, parts=("feed_forward",))) == ["layer.fc1"]
+
+
+@pytest.mark.parametrize("name", ["wav2vec2-layer", "hubert-group", "wavlm-layer", "whisper"])
+def test_all_matrices_of_pretrained_layers_have_adapters(name: str) -> None:
+    pytest.importorskip("transformers")
+    # In evaluation mode: training leaves out random layers.
+    encoder = build_transformers_encoder(tiny_pretrained(name)).eval()
+    layers = add_adapters(encoder, LoraConfig(rank=2))
+    assert len(layers) == 12  # two layers: query, key, value, output and two of the feed-forward
+    encoded, _ = encoder(torch.randn(2, 60, 160), torch.tensor([60, 50]))
+    encoded.square().sum().backward()
+    ups = [p for key, p in encoder.named_parameters() if key.endswith("lora_up")]
+    assert len(ups) == 12
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in ups)

@@ -132,3 +132,24 @@ def test_another_case_is_pointed_out(caplog: pytest.LogCaptureFixture) -> None:
     upper = [text.upper() for text in OLD_TEXTS]
     choose_vocabulary("auto", tokens(upper), tokens(OLD_TEXTS), OLD_TEXTS)
     assert "prepare the data with --case upper" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "how"),
+    [
+        (("en", "de"), ("fr",), "extend"),
+        (("en", "de"), ("en",), "keep"),
+        (("en", "de"), (), "keep"),
+        ((), ("fr",), "keep"),
+    ],
+)
+def test_new_languages_extend_the_vocabulary(
+    old: tuple[str, ...], new: tuple[str, ...], how: str
+) -> None:
+    source, data = (
+        train_tokenizer(OLD_TEXTS, TokenizerConfig(kind="char", languages=languages))
+        for languages in (old, new)
+    )
+    chosen = choose_vocabulary("auto", source, data, OLD_TEXTS)
+    assert chosen.how == how
+    assert chosen.tokenizer.languages.keys() == {*old, *(new if how == "extend" else ())}

@@ -25,6 +25,10 @@ from tests.finetune.runs import command, error_of
         (["finetune.vocabulary=keep"], "unknown (black, white); set finetune.vocabulary=extend"),
         (["finetune.checkpoint=best", "train.init=nowhere"], "train.init=nowhere: there is no"),
         (["finetune.lora.rank=2", "train.compile_encoder=true"], "does not support adapters"),
+        (
+            ["finetune.lora.rank=2", "finetune.freeze=[encoder.layers.0]"],
+            "'encoder.layers.0' matches encoder.layers.0.feedforward_in.1, which has an adapter",
+        ),
         (["finetune.vocabulary=extends"], "finetune.vocabulary"),
         (["train.folder=SOURCE"], "train.folder is the run in train.init"),
         (["data.old_share=0.5"], "data.old_share is 0.5, and data.old_path is empty: name the"),

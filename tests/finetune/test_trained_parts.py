@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pruned_rnnt.config.load import ConfigError
-from pruned_rnnt.finetune.finetune_task import freeze, part_names
+from pruned_rnnt.finetune.finetune_task import check_no_frozen_adapters, freeze, part_names
 from pruned_rnnt.model.lora import LoraConfig, add_adapters, is_adapter
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser, grouped_by_rate
-from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
+from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model, tiny_zipformer
 
 OPTIMISERS = ("adamw", "scaled_adam")
 
@@ -61,6 +61,27 @@ def test_frozen_parts_do_not_change(name: str) -> None:
         changed = not torch.equal(parameter, before[key])
         # The embeddings of symbols that do not occur stay the same, too; weight decay moves them.
         assert changed == (not key.startswith(f"{name}.")), key
+
+
+def test_frozen_batch_norms_keep_their_statistics() -> None:
+    model = tiny_model(tiny_fastconformer(convolution_norm="batch"))
+    features, lengths = torch.randn(2, 90, 80) * 3 - 5, torch.tensor([90, 61])
+    with torch.no_grad():
+        expected, _ = model.encode(features, lengths)
+    freeze(model, ["encoder"])
+    losses(model).backward()
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(model.encode(features, lengths)[0], expected)
+
+
+@pytest.mark.parametrize("pattern", ["encoder.layers.1", "*.in_proj"])
+def test_frozen_layers_with_adapters_are_refused(pattern: str) -> None:
+    model = tiny_model(tiny_conformer(layers=2))
+    layers = add_adapters(model.encoder, LoraConfig(rank=1))
+    check_no_frozen_adapters(model, layers, ["encoder", "encoder.subsampling", "*.bias", "joiner"])
+    with pytest.raises(ConfigError, match=r"matches encoder\.layers\.\d\S+, which has an adapter"):
+        check_no_frozen_adapters(model, layers, ["joiner", pattern])
 
 
 def test_unknown_names_are_refused_with_a_list() -> None:

@@ -92,6 +92,18 @@ def test_delays_are_those_of_the_last_symbols_of_words(tempo: float) -> None:
     assert controller.state_dict()["delays"] == pytest.approx(0.04 * delays.flatten(), abs=1e-5)
 
 
+def test_delays_with_two_views_are_those_of_the_first() -> None:
+    delays = np.array([[0, 2, 4], [5, 1, 3]])
+    batch = batch_of(2)
+    losses, other = losses_of(batch, delays), losses_of(batch, delays + 3)
+    assert losses.occupancy is not None
+    assert other.occupancy is not None
+    views = map(torch.cat, zip(losses.occupancy, other.occupancy, strict=True))
+    controller = control()
+    controller.observe(batch, replace(losses, occupancy=Occupancy(*views)))
+    assert controller.state_dict()["delays"] == pytest.approx(0.04 * delays.flatten(), abs=1e-5)
+
+
 def test_symbols_of_words_come_after_the_language_tag() -> None:
     """Silence in an alignment is no word."""
     tagged = train_tokenizer(["one two three"], TokenizerConfig(kind="char", languages=("en",)))

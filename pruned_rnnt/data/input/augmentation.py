@@ -44,14 +44,18 @@ def _spec_augment(
     if not spec.enabled:
         return None
     masks = round(spec.frame_masks * mask_factor)
+    if 0 in (spec.frame_mask_size, spec.max_masked_fraction):
+        masks = 0
     return SpecAugment(
         time_warp_factor=time_warp,
-        num_feature_masks=spec.feature_masks,
-        features_mask_size=spec.feature_mask_size,
+        num_feature_masks=spec.feature_masks if spec.feature_mask_size > 0 else 0,
+        features_mask_size=max(1, spec.feature_mask_size),
         # lhotse divides by the number of masks, so no masks are one mask of width 0.
         num_frame_masks=max(1, masks),
         frames_mask_size=spec.frame_mask_size if masks > 0 else 1,
-        max_frames_mask_fraction=min(1.0, spec.max_masked_fraction * mask_factor),
+        max_frames_mask_fraction=(
+            min(1.0, spec.max_masked_fraction * mask_factor) if masks > 0 else 1.0
+        ),
         p=spec.probability,
     )
 

@@ -92,7 +92,8 @@ class JoiningConfig:
         them, or both, which fills the batch to one length. It is digital silence, noise of any
         level and colour, or noise like the utterance's own background.
     silence_seconds: longest silence before or after an utterance; also the most by which the
-        length of a batch grows, on top of data.max_duration.
+        length of a batch grows, on top of data.max_duration and, unless its utterances are joined,
+        of data.max_lattice.
     probability: probability that the utterances of a batch are joined, in groups of equal size, as
         far as data.max_lattice allows.
     longest_seconds: longest joined utterance.

@@ -51,6 +51,7 @@ class DataModule:
     view_mask_factor: training batches have two views of each utterance, as
         `FeatureAugmenter.two_views` makes them; bounds on the size of a batch count both. None: one
         view.
+    ctc: as in `CutFilter`.
     p99_duration: 99th percentile of the training utterances' durations in seconds; set by
         `train_loader`.
     """
@@ -64,8 +65,10 @@ class DataModule:
         tokenizer: Tokenizer | None = None,
         view_mask_factor: float | None = None,
         kind: FeatureKind = FBANK,
+        ctc: bool = False,
     ) -> None:
         self.config = config
+        self.ctc = ctc
         self.kind = kind
         self.view_mask_factor = view_mask_factor
         self.rank = rank
@@ -94,7 +97,7 @@ class DataModule:
         if config.old_path and config.old_share > 0:
             folders.append(PreparedFolder(Path(config.old_path), config.allow_commands))
         streamed = config.lazy or any(len(f.manifests(config.train)) > 1 for f in folders)
-        options = (config.filters, self.tokenizer, too_large, config.augmentation.tempo)
+        options = (config.filters, self.tokenizer, too_large, config.augmentation.tempo, self.ctc)
         sources = [self._training_cuts(folder, CutFilter(*options), streamed) for folder in folders]
         cuts = sources[0]
         if len(sources) > 1:
@@ -255,7 +258,7 @@ def lattice_size(config: DataConfig, tokenizer: Tokenizer) -> LatticeSize:
     """Measures the lattices of training utterances."""
     return LatticeSize(
         lambda cut: len(cut_symbols(cut, tokenizer)),
-        config.filters.subsampling_factor,
+        config.filters.frame_step,
         stretch=1 / (1 - config.augmentation.tempo),
     )
 

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import eq
 from typing import TYPE_CHECKING, Any
 
 from pruned_rnnt.config.checks import check_at_least
@@ -18,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 # The longest utterance that `prepare` keeps and training uses, unless a setting names another.
 LONGEST_SECONDS = 40.0
+# The default of subsampling_factor for losses that do not need a frame for each symbol.
+MOST_FRAME_STEP = 4
 # Ids to list for each reason, and ids to keep in memory.
 _MAX_LISTED = 5
 _MAX_KEPT = 1000
@@ -30,17 +33,24 @@ class FilterConfig:
     min_duration, max_duration: bounds on the duration, in seconds.
     max_symbols: largest number of symbols in a reference; long references need most memory.
     subsampling_factor: feature frames per encoder frame; an utterance needs more encoder frames
-        than symbols.
+        than symbols, and with loss.kind=ctc one more for each symbol that equals the one before.
+        null, the default: that of the encoder, but at most 4 if the loss lets a frame have several
+        symbols (loss.rnnt_type=regular without a CTC head).
     """
 
     min_duration: float = 0.1
     max_duration: float = LONGEST_SECONDS
     max_symbols: int = 1000
-    subsampling_factor: int = 4
+    subsampling_factor: int | None = None
 
     def __post_init__(self) -> None:
         check_at_least("data.filters", self, min_duration=0, max_symbols=1, subsampling_factor=1)
         check_at_least("data.filters", self, max_duration=self.min_duration)
+
+    @property
+    def frame_step(self) -> int:
+        """The subsampling factor; an ExperimentConfig has set it, so null is only in other code."""
+        return self.subsampling_factor or MOST_FRAME_STEP
 
 
 def encoder_frames(frames: int, subsampling_factor: int) -> int:
@@ -75,12 +85,14 @@ class CutFilter:
 
     too_large: (cut) -> True if its lattice alone exceeds the bound on batches.
     tempo: augmentation may shorten the features by a factor of 1 + tempo.
+    ctc: for loss.kind=ctc, which needs a frame for the blank between equal symbols.
     """
 
     config: FilterConfig
     tokenizer: Tokenizer
     too_large: Callable[[Any], bool] | None = None
     tempo: float = 0.0
+    ctc: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
 
@@ -110,17 +122,19 @@ class CutFilter:
         if not text:
             return "empty text"
         frames = cut.num_frames if cut.has_features else round(cut.duration * 100)
-        frames = encoder_frames(int(frames / (1 + self.tempo)), config.subsampling_factor)
+        frames = encoder_frames(int(frames / (1 + self.tempo)), config.frame_step)
         # To count the symbols takes as long as to parse the cut. They are no more than the
         # characters, the space before the first one, and a tag; but characters beyond ASCII, and
         # rules of a tokenizer of its own, may have a longer normal form.
         most = len(text) + 2
         expands = self.tokenizer.has_own_rules or not text.isascii()
-        if expands or most > config.max_symbols or most >= frames:
-            symbols = len(cut_symbols(cut, self.tokenizer))
-            if symbols > config.max_symbols:
+        needed = 2 * most if self.ctc else most
+        if expands or most > config.max_symbols or needed >= frames:
+            symbols = cut_symbols(cut, self.tokenizer)
+            if len(symbols) > config.max_symbols:
                 return f"more than {config.max_symbols} symbols"
-            if frames <= symbols:
+            repeats = sum(map(eq, symbols, symbols[1:])) if self.ctc else 0
+            if frames <= len(symbols) + repeats:
                 return "too short for its symbols"
         if self.too_large is not None and self.too_large(cut):
             return "lattice larger than max_lattice"

@@ -53,8 +53,11 @@ class LatticeSize:
         self.stretch = stretch
 
     def __call__(self, cut: Any) -> tuple[int, int]:
-        frames = round(cut.duration * 100 * self.stretch)
-        return -(-frames // self.subsampling_factor), self.count_symbols(cut) + 1
+        return self.frames(cut.duration), self.count_symbols(cut) + 1
+
+    def frames(self, seconds: float) -> int:
+        """Number of encoder frames."""
+        return -(-round(seconds * 100 * self.stretch) // self.subsampling_factor)
 
     def nodes(self, cut: Any) -> int:
         """Number of lattice nodes of the cut alone."""

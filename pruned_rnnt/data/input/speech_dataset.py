@@ -173,10 +173,7 @@ class SpeechDataset(Dataset[Batch]):
         rng = np.random.default_rng(derived_seed(self.augmenter.seed, epoch, *ids, "joining"))
         most = len(read)
         if self.lattice_bound is not None:
-            # Groups of k utterances have k times the padded lattice.
-            sizes = [self.lattice_bound.size(cut) for cut, _ in read]
-            frames, symbols = (max(each) for each in zip(*sizes, strict=True))
-            most = self.lattice_bound.most // (len(read) * frames * symbols)
+            most = self._most_joined([cut for cut, _ in read], self.lattice_bound)
         durations = [float(cut.duration) for cut, _ in read]
         groups = groups_to_join(durations, most, self.joining, rng)
         joined = [
@@ -188,6 +185,22 @@ class SpeechDataset(Dataset[Batch]):
             ([read[place][0] for place in group], with_silence(each, *silence, rng))
             for group, each, silence in zip(groups, joined, silences, strict=True)
         ]
+
+    def _most_joined(self, cuts: Sequence[Any], bound: LatticeBound) -> int:
+        """Utterances of a group, so that groups of so many or fewer do not exceed the bound."""
+        sizes = [bound.size(cut) for cut in cuts]
+        frames, symbols = max(size[0] for size in sizes), max(size[1] for size in sizes)
+        joining = self.joining
+        pause = bound.size.frames(joining.pause_seconds) if joining.pause_probability else 0
+        silence = bound.size.frames(joining.silence_seconds) if joining.silence_probability else 0
+
+        def nodes(size: int) -> int:
+            groups = -(-len(cuts) // size)
+            longest = size * (frames + pause) - pause + silence
+            return groups * longest * size * symbols
+
+        more = range(2, len(cuts) + 1)
+        return next((size - 1 for size in more if nodes(size) > bound.most), len(cuts))
 
     def _utterance(self, cuts: Sequence[Any], joined: JoinedFeatures, epoch: int) -> _Utterance:
         """One utterance of the cuts, augmented unless the dataset is for validation."""
@@ -319,6 +332,7 @@ def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
             start=float(item.start),
             duration=float(item.duration or 0.0),
         )
-        for supervision in cut.supervisions
+        # The order of `cut_text`.
+        for supervision in sorted(cut.supervisions, key=lambda s: s.start)
         for item in (supervision.alignment or {}).get("word", ())
     )

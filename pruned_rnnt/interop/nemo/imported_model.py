@@ -257,15 +257,14 @@ def read_run(path: Path, output: Path, overrides: Sequence[str] = ()) -> NemoRun
     check_no_folder(overrides, output)
     imported = import_model(path)
     model = imported.model
-    data: dict[str, Any] = {"features": "waveform"}
-    base = {"data": data, "model": to_dict(model.config), "loss": to_dict(model.loss_config)}
+    base = {
+        "data": {"features": "waveform"},
+        "model": to_dict(model.config),
+        "loss": to_dict(model.loss_config),
+    }
     settings = [*_DECODE_SETTINGS, as_override("train.folder", output), *overrides]
     layer = f"the settings of {path}", base
     config = load_config(ExperimentConfig, None, settings, base=layer)
-    if config.loss.has_ctc_head:
-        # CTC needs a frame for each symbol; the transducers emit several in one.
-        data["filters"] = {"subsampling_factor": model.encoder.subsampling_factor}
-        config = load_config(ExperimentConfig, None, settings, base=layer)
     _check_unchanged(model, config)
     if config.loss.has_ctc_head and model.ctc_head is None:
         scale = f"{config.loss.ctc_scale:g}"

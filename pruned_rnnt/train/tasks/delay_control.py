@@ -123,9 +123,9 @@ class DelayControl:
         assert losses.occupancy is not None
         ends = self._word_ends(batch)
         if ends:
-            found = mean_symbol_delay(
-                losses.occupancy, losses.frame_lengths, batch.target_lengths_N
-            )
+            # With CR-CTC, the occupancies are those of all first views, then of the second ones.
+            first = type(losses.occupancy)(*(each[: len(batch)] for each in losses.occupancy))
+            found = mean_symbol_delay(first, losses.frame_lengths, batch.target_lengths_N)
             self._pending.append((HostCopy([found.frames]), ends))
 
     def correct(self, seconds: Sequence[float], wrong: float) -> None:

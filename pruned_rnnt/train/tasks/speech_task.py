@@ -125,6 +125,7 @@ class SpeechTask:
             view_mask_factor=loss.cr_ctc_mask_factor if loss.views == 2 else None,
             tokenizer=tokenizer,
             kind=self.config.feature_kind,
+            ctc=loss.kind == "ctc",
         )
 
     def _make_model(self) -> SpeechModel:
