@@ -10,10 +10,6 @@ merged, and is extended when the search reaches the frame. A symbol of duration 
 frame, so a frame is extended in rounds, one for each symbol that it may emit. A hypothesis ends
 with a blank that lands on the end exactly, as in the loss; if the beam is wide enough, its score is
 the log-probability of the sequence, over paths with at most one symbol per round.
-
-A hypothesis is extended when the search reaches the frame that it landed on, several steps later,
-so the search keeps the states of its last steps. The origin of a hypothesis is the row that it was
-extended from: step * B + row, or -1 - row for a row at the start.
 """
 
 from __future__ import annotations
@@ -41,10 +37,9 @@ from pruned_rnnt.decode.search.states import (
     add_final_scores,
     advance_predictor,
     advance_scorers,
-    choose_rows,
     start_predictor,
-    take_rows,
 )
+from pruned_rnnt.decode.search.tdt_landings import Beam, Start, StepStates, empty_beams, shifted
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after, merge_equal
 
@@ -52,75 +47,12 @@ from pruned_rnnt.ops.search.beam_rows import best_rows, hash_after, merge_equal
 DEFAULT_ROUNDS = 3
 
 
-class _Beam(NamedTuple):
-    """Hypotheses (..., B) that have landed on a frame, or on several.
-
-    score: of all their paths in the beam, -inf for none; hash: of the sequence; length: symbols.
-    origin: the row that each was extended from, as step * B + row; -1 - row for a row at the start.
-    symbol, duration: of the last arc (symbol -1 for blank); added: log-probability of the symbol
-        or blank, without its duration and without scorers.
-    """
-
-    score: Tensor
-    hash: Tensor
-    length: Tensor
-    origin: Tensor
-    symbol: Tensor
-    duration: Tensor
-    added: Tensor
-
-    def take(self, index: Tensor) -> _Beam:
-        """The rows with these indices into the last axis."""
-        return _Beam(*(x.gather(-1, index) for x in self))
-
-    def where(self, mask: Tensor, other: _Beam) -> _Beam:
-        """These hypotheses where the mask is True, else those of `other`."""
-        return _Beam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
-
-    def flat(self) -> _Beam:
-        """The hypotheses of all frames of an utterance in one beam, (N, A * B)."""
-        return _Beam(*(x.flatten(1) for x in self))
-
-
-class _Start(NamedTuple):
-    """What a search starts from.
-
-    landed: (N, A, B) hypotheses on the frames from the first one on; of streams (N, A, 2B), the
-        last B with the paths by blanks alone, which are what is left if the stream ends there. Row
-        number n of the A * B or A * 2B of an utterance is the origin of these.
-    states: of predictor and scorers before the last symbols of the hypotheses, one row for each.
-    """
-
-    landed: _Beam
-    states: list[Rows]
-
-    def pack(self) -> Rows:
-        """All tensors that the next frames depend on, with the axis N first."""
-        size = len(self.landed.score)
-        states = (x.unflatten(0, (size, -1)) for rows in self.states for x in rows)
-        return self.landed.score, self.landed.hash, self.landed.length, self.landed.symbol, *states
-
-    def unpack(self, packed: Rows) -> _Start:
-        """The inverse of `pack`, for states with as many tensors as these."""
-        score, hashes, length, symbol, *others = packed
-        rest = iter(x.flatten(0, 1) for x in others)
-        origin = -1 - torch.arange(score[0].numel(), device=score.device).view_as(score[0])
-        landed = _empty_beams(score.shape, score.device)._replace(
-            score=score.clone(),
-            hash=hashes.clone(),
-            length=length.clone(),
-            origin=origin.expand_as(score).clone(),
-            symbol=symbol.clone(),
-        )
-        return _Start(landed, [tuple(next(rest) for _ in rows) for rows in self.states])
-
-
 class _Searched(NamedTuple):
     """The beam (N, B) at the end of each utterance, the steps, and the start of the next frames."""
 
-    end: _Beam
+    end: Beam
     steps: list[TraceStep]
-    start: _Start
+    start: Start
 
 
 class TdtBeamSearch(StreamSearch):
@@ -213,16 +145,16 @@ class TdtBeamSearch(StreamSearch):
     def _ahead(self) -> int:
         return int(max(self.model.loss_config.durations)) + 1
 
-    def _start(self, utterances: int, device: torch.device, width: int) -> _Start:
+    def _start(self, utterances: int, device: torch.device, width: int) -> Start:
         """One empty hypothesis of each utterance on its first frame; width: B, for streams 2B."""
-        landed = _empty_beams((utterances, self._ahead, width), device)
+        landed = empty_beams((utterances, self._ahead, width), device)
         landed.score[:, 0, 0] = 0.0
         rows = landed.score.numel()
         parts = [start_predictor(self.model, rows, device)]
         parts += [scorer.start(rows, device) for scorer in self.scorers]
-        return _Start(landed, parts)
+        return Start(landed, parts)
 
-    def _ranked(self, beam: _Beam, most: int) -> LastArcs:
+    def _ranked(self, beam: Beam, most: int) -> LastArcs:
         """The last arcs of the best hypotheses of a beam (N, B), best first."""
         context_size = self.model.predictor.context_size
         divisor_NB = beam.length + context_size if self.length_norm else None
@@ -232,7 +164,7 @@ class TdtBeamSearch(StreamSearch):
             kept_NK, score_NK, TraceStep(best.origin, best.symbol, best.duration, best.added)
         )
 
-    def _frames(self, encoded_NTE: Tensor, lengths_N: Tensor, start: _Start) -> _Searched:
+    def _frames(self, encoded_NTE: Tensor, lengths_N: Tensor, start: Start) -> _Searched:
         """Search the next frames; synchronises with the device only if a scorer does."""
         device = encoded_NTE.device
         self._silent_V = self._silent_V.to(device)
@@ -241,7 +173,7 @@ class TdtBeamSearch(StreamSearch):
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
         landed = start.landed
         kept = self._ahead * self._rounds
-        states = _StepStates(kept, len(am_NTD), self.beam_size, start.states)
+        states = StepStates(kept, len(am_NTD), self.beam_size, start.states)
         present, end = self._arrived(landed)
         final_NB = self._final(states, end)
         steps: list[TraceStep] = []
@@ -257,30 +189,30 @@ class TdtBeamSearch(StreamSearch):
                 landed = self._land(landed, arcs)
                 if rest > 0:
                     present = self._stayed(arcs)
-            landed = _shifted(landed)
+            landed = shifted(landed)
             present, ended = self._arrived(landed)
             is_end_N1 = (left_N == 1)[:, None]
             end = ended.where(is_end_N1, end)
             if self.scorers:
                 final_NB = torch.where(is_end_N1, self._final(states, ended), final_NB)
         end = end._replace(score=end.score + final_NB)
-        return _Searched(end, steps, _Start(landed, states.at(landed.flat().origin)))
+        return _Searched(end, steps, Start(landed, states.at(landed.flat().origin)))
 
-    def _arrived(self, landed: _Beam) -> tuple[_Beam, _Beam]:
+    def _arrived(self, landed: Beam) -> tuple[Beam, Beam]:
         """The beam (N, B) to extend on the first frame, and what is left if that is the end."""
         width = self.beam_size
         return (
-            _Beam(*(x[:, 0, :width] for x in landed)),
-            _Beam(*(x[:, 0, -width:] for x in landed)),
+            Beam(*(x[:, 0, :width] for x in landed)),
+            Beam(*(x[:, 0, -width:] for x in landed)),
         )
 
-    def _final(self, states: _StepStates, beam: _Beam) -> Tensor:
+    def _final(self, states: StepStates, beam: Beam) -> Tensor:
         """Scores (N, B) from the scorers at the end. The last arc was a blank, so the states are
         those of the origins."""
         _, *parts = states.at(beam.origin)
         return add_final_scores(torch.zeros_like(beam.score), self.scorers, parts)
 
-    def _advanced(self, states: _StepStates, beam: _Beam) -> list[Rows]:
+    def _advanced(self, states: StepStates, beam: Beam) -> list[Rows]:
         """The states after the last arcs of a beam (N, B)."""
         predictor, *parts = states.at(beam.origin)
         emits_R, symbol_R = (beam.symbol >= 0).flatten(), beam.symbol.clamp(min=0).flatten()
@@ -290,7 +222,7 @@ class TdtBeamSearch(StreamSearch):
         ]
 
     def _scores(
-        self, beam: _Beam, states: list[Rows], am_ND: Tensor
+        self, beam: Beam, states: list[Rows], am_ND: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of each next symbol or blank (N, B, V), these with the scorers, and
         log-probabilities of each duration (N, B, K)."""
@@ -306,7 +238,7 @@ class TdtBeamSearch(StreamSearch):
             scores_NBV = scores_NBV + fusion_NBV
         return log_probs_NBV, scores_NBV, duration_logits_NBK.float().log_softmax(dim=-1)
 
-    def _stayed(self, arcs: _Arcs) -> _Beam:
+    def _stayed(self, arcs: _Arcs) -> Beam:
         """The best extensions by a symbol of duration 0."""
         assert self._zero_duration_index is not None
         added_NBV = arcs.scores + arcs.log_durations[:, :, self._zero_duration_index, None]
@@ -314,7 +246,7 @@ class TdtBeamSearch(StreamSearch):
         added_NBV = added_NBV.masked_fill((arcs.left < 1)[:, None, None], -torch.inf)
         return self._best(arcs, added_NBV, torch.zeros_like(arcs.left)[:, None])
 
-    def _land(self, landed: _Beam, arcs: _Arcs) -> _Beam:
+    def _land(self, landed: Beam, arcs: _Arcs) -> Beam:
         """The beams of later frames, with the extensions by durations above 0 merged in."""
         log_durations_NLB = arcs.log_durations.index_select(2, self._forward_L).transpose(1, 2)
         added_NLBV = arcs.scores[:, None] + log_durations_NLB[..., None]
@@ -325,7 +257,7 @@ class TdtBeamSearch(StreamSearch):
         added_NLBV = added_NLBV + inside
         added_NLBV[..., blank] = blank_NLB
         durations_NL1 = self._durations_L.expand_as(beyond_NL)[..., None]
-        before = _Beam(*(x[:, self._durations_L] for x in landed))
+        before = Beam(*(x[:, self._durations_L] for x in landed))
         parts = [self._merged(before, self._best(arcs, added_NLBV, durations_NL1), 0)]
         if before.score.size(-1) > self.beam_size:
             is_blank_V = torch.arange(added_NLBV.size(-1), device=added_NLBV.device) == blank
@@ -336,30 +268,30 @@ class TdtBeamSearch(StreamSearch):
             own[:, self._durations_L] = torch.cat(found, dim=-1)
         return landed
 
-    def _merged(self, before: _Beam, new: _Beam, begin: int) -> _Beam:
+    def _merged(self, before: Beam, new: Beam, begin: int) -> Beam:
         """The best B of a beam, which begins at that row of `before`, and of new hypotheses."""
         old = (x[..., begin : begin + self.beam_size] for x in before)
-        both = _Beam(*(torch.cat(x, dim=-1) for x in zip(old, new, strict=True)))
+        both = Beam(*(torch.cat(x, dim=-1) for x in zip(old, new, strict=True)))
         both = both.take(both.score.argsort(dim=-1, descending=True, stable=True))
         flat = both.score.flatten(0, 1), both.hash.flatten(0, 1)
         both = both._replace(score=merge_equal(*flat).view_as(both.score))
         return both.take(both.score.topk(self.beam_size, dim=-1).indices)
 
-    def _best(self, arcs: _Arcs, added: Tensor, durations: Tensor) -> _Beam:
+    def _best(self, arcs: _Arcs, added: Tensor, durations: Tensor) -> Beam:
         """The best B of the extensions with scores `added` (N, ..., B, V): a beam (N, ..., B).
 
         durations: (N, ..., 1).
         """
         beam, vocab_size = arcs.beam, added.size(-1)
         shape = (*added.shape[:-2], self.beam_size)
-        start = _Beam(*(x.view(len(x), *[1] * (len(shape) - 2), -1).expand(shape) for x in beam))
+        start = Beam(*(x.view(len(x), *[1] * (len(shape) - 2), -1).expand(shape) for x in beam))
         candidates = (start.score.unsqueeze(-1) + added).flatten(-2)
         score, index = candidates.topk(self.beam_size, dim=-1)
         row, symbol = index // vocab_size, index % vocab_size
         emits = symbol != self.model.predictor.blank
         hashes = start.hash.gather(-1, row)
         log_probs = arcs.log_probs.flatten(1).view(len(index), *[1] * (index.dim() - 2), -1)
-        return _Beam(
+        return Beam(
             score=score,
             hash=torch.where(emits, hash_after(hashes, symbol), hashes),
             length=start.length.gather(-1, row) + emits,
@@ -374,63 +306,9 @@ class _Arcs(NamedTuple):
     """A beam (N, B) at the current frame; what `_scores` returns of its arcs; the number of frames
     left, (N,), and the number of the step."""
 
-    beam: _Beam
+    beam: Beam
     log_probs: Tensor
     scores: Tensor
     log_durations: Tensor
     left: Tensor
     step: int
-
-
-def _empty_beams(shape: tuple[int, ...], device: torch.device) -> _Beam:
-    score = torch.full(shape, -torch.inf, device=device)
-    zeros = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(5)]
-    hashes, length, origin, symbol, duration = zeros
-    return _Beam(score, hashes, length, origin - 1, symbol - 1, duration, torch.zeros_like(score))
-
-
-def _shifted(landed: _Beam) -> _Beam:
-    """The beams of the frames from the next one on."""
-    size, _, width = landed.score.shape
-    new = _empty_beams((size, 1, width), landed.score.device)
-    return _Beam(*(torch.cat((x[:, 1:], y), dim=1) for x, y in zip(landed, new, strict=True)))
-
-
-class _StepStates:
-    """The states of predictor and scorers after each of the last steps of the search.
-
-    Args:
-        steps: number of steps that are kept.
-        size, width: N and B.
-        start: the states of the predictor and of each scorer at the start, N * K rows each.
-    """
-
-    def __init__(self, steps: int, size: int, width: int, start: Sequence[Rows]) -> None:
-        self._steps, self._size, self._width = steps, size, width
-        self._start = start
-        shape = (steps, size * width)
-        self._kept = [tuple(x.new_zeros((*shape, *x.shape[1:])) for x in rows) for rows in start]
-
-    def store(self, step: int, states: Sequence[Rows]) -> None:
-        """Keep the states of a step in place of those of the oldest one."""
-        for kept, rows in zip(self._kept, states, strict=True):
-            for old, new in zip(kept, rows, strict=True):
-                old[step % self._steps].copy_(new)
-
-    def at(self, origin_NB: Tensor) -> list[Rows]:
-        """The states of rows, for any number of rows of each utterance."""
-        from_step_R = (origin_NB >= 0).flatten()
-        number_N1 = torch.arange(self._size, device=origin_NB.device)[:, None]
-        step_NB = origin_NB.clamp(min=0) // self._width % self._steps
-        row_NB = number_N1 * self._width + origin_NB.clamp(min=0) % self._width
-        index_R = (step_NB * self._size * self._width + row_NB).flatten()
-        rows_at_start = len(self._start[0][0]) // self._size
-        start_R = (number_N1 * rows_at_start + (-1 - origin_NB).clamp(min=0)).flatten()
-        return [
-            choose_rows(
-                from_step_R,
-                take_rows(tuple(x.flatten(0, 1) for x in kept), index_R),
-                take_rows(start, start_R),
-            )
-            for kept, start in zip(self._kept, self._start, strict=True)
-        ]
