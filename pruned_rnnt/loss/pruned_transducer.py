@@ -32,7 +32,7 @@ from pruned_rnnt.ops.joiner.fused_joiner import row_chunks
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.lattice.recursion import Recursion
-from pruned_rnnt.ops.pruning.prune_bounds import tdt_topology
+from pruned_rnnt.ops.pruning.prune_bounds import clipped_width, tdt_topology
 from pruned_rnnt.ops.step.pruned_step import has_dtypes_of_step, pruned_step
 from pruned_rnnt.ops.step.step_library import StepInputs, StepLosses, StepPlan, has_native_step
 
@@ -207,11 +207,8 @@ class PrunedTransducerLoss(nn.Module):
         if utterances.host_lengths is not None:
             check_band_width(utterances.host_lengths, self.s_range, self.options.rnnt_type)
         scales = self.scales(step)
-        # Columns beyond the last symbol of the batch would cost rows of the joiner. torch.compile
-        # would compile the loss once more for the comparison.
-        columns = self.s_range
-        if not torch.compiler.is_compiling():
-            columns = min(columns, max(rows, 2))
+        # Other columns would cost rows of the joiner.
+        columns = clipped_width(self.s_range, rows)
         call = LossCall(encoder_out, predictor_out, utterances, scales, recursion, columns)
         losses = self._in_one_step(call)
         if losses is None:

@@ -129,12 +129,17 @@ def prune_bounds_exact(
     start.copy_(bounds)
 
 
+def clipped_width(s_range: int, columns: int) -> int:
+    """s_range without the columns behind the U+1 of a lattice, which add nothing to a band; as it
+    is under torch.compile, which would compile once more for the comparison."""
+    return s_range if torch.compiler.is_compiling() else min(s_range, max(columns, 2))
+
+
 def choose_bounds(nodes: OccupancyAndLengths, s_range: int, rnnt_type: int, exact: bool) -> Tensor:
     """start (N,T) int32 by the greedy or the exact op, for contiguous occupancies."""
     start = nodes.gy.new_empty(nodes.gy.shape[:2], dtype=torch.int32)
-    if not torch.compiler.is_compiling():
-        # Columns of a band times frames are 32-bit numbers. torch.compile would compile once more.
-        s_range = min(s_range, max(nodes.gy.shape[2], 2))
+    # The product of columns and frames is a 32-bit number.
+    s_range = clipped_width(s_range, nodes.gy.shape[2])
     if exact:
         scratch = torch.empty_like(nodes.gy, dtype=torch.int32)
         prune_bounds_exact(nodes, s_range, rnnt_type, scratch, start)
