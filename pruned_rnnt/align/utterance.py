@@ -200,7 +200,9 @@ def align_encoded(
             tokens=tokens,
             words=_words(tokenizer, batch.texts[n], tokens, seconds, calibration),
             score=path.score,
-            unknown=_unknown_parts(tokenizer, batch.texts[n], symbols),
+            unknown=(
+                tuple(tokenizer.unknown_parts(batch.texts[n])) if UNKNOWN_ID in symbols else ()
+            ),
         )
 
 
@@ -213,9 +215,10 @@ def _words(
 ) -> tuple[TimedWord, ...]:
     """The words of a path for `text`, as `timed_words`, but without `<unk>`."""
     symbols = [token.symbol for token in tokens]
+    encoded = tokenizer.encode(text) if UNKNOWN_ID in symbols else []
     # A language tag may come first.
-    tags = len(symbols) - len(tokenizer.encode(text))
-    if UNKNOWN_ID not in symbols or symbols[max(tags, 0) :] != tokenizer.encode(text):
+    tags = len(symbols) - len(encoded)
+    if not encoded or symbols[max(tags, 0) :] != encoded:
         return timed_words(tokenizer, tokens, seconds, calibration)
     pieces = [""] * tags + tokenizer.pieces(text)
     spelt = [token._replace(token=piece) for token, piece in zip(tokens, pieces, strict=True)]
@@ -236,10 +239,6 @@ def _divided(word: TimedWord) -> list[TimedWord]:
         TimedWord(text, start, end, word.confidence)
         for text, (start, end) in zip(texts, pairwise(times), strict=True)
     ]
-
-
-def _unknown_parts(tokenizer: Tokenizer, text: str, symbols: list[int]) -> tuple[str, ...]:
-    return tuple(tokenizer.unknown_parts(text)) if UNKNOWN_ID in symbols else ()
 
 
 def _failure_reason(symbols: list[int], frames: int, loss: LossConfig) -> str:
