@@ -65,7 +65,11 @@ class _Cast(torch.autograd.Function):
     def forward(ctx: Any, dtype: torch.dtype, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.dtype = parameters[0].dtype
-        return tuple(_copies(parameters, dtype))
+        copies = _copies(parameters, dtype)
+        # Layers need not compute the gradients of frozen parameters.
+        frozen = [copy for copy, p in zip(copies, parameters, strict=True) if not p.requires_grad]
+        ctx.mark_non_differentiable(*frozen)
+        return tuple(copies)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -99,7 +99,9 @@ class _Depthwise(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(
+        ctx: Any, grad: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         channels = weight.size(0)
         if grad.is_cuda:
@@ -116,7 +118,7 @@ class _Depthwise(torch.autograd.Function):
                 False,
                 [0, 0],
                 channels,
-                [True, True, True],
+                ctx.needs_input_grad[:3],
             )
         return grad_x, grad_weight, grad_bias, None
 
@@ -137,10 +139,12 @@ class _FusedDepthwise(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         from pruned_rnnt.model.kernels import convolution as fused
 
         x, weight = ctx.saved_tensors
         arguments = (x, weight, grad.contiguous(), ctx.padding, ctx.chunk)
-        of_weight, of_bias = fused.depthwise_weight_gradients(*arguments)
+        of_weight, of_bias = None, None
+        if any(ctx.needs_input_grad[1:3]):
+            of_weight, of_bias = fused.depthwise_weight_gradients(*arguments)
         return fused.depthwise_backward(*arguments), of_weight, of_bias, None, None

@@ -79,12 +79,16 @@ class _GatedDepthwise(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, Tensor | None, None]:
         from pruned_rnnt.model.kernels import convolution as fused
 
         x, real, weight = ctx.saved_tensors
         gated, grad = fused.gate(x, real), grad.contiguous()
-        with beside(gated, grad, where=ctx.beside):
-            of_weight, of_bias = fused.depthwise_weight_gradients(gated, weight, grad, ctx.padding)
+        of_weight, of_bias = None, None
+        if any(ctx.needs_input_grad[2:4]):
+            with beside(gated, grad, where=ctx.beside):
+                of_weight, of_bias = fused.depthwise_weight_gradients(
+                    gated, weight, grad, ctx.padding
+                )
         of_gated = fused.depthwise_backward(gated, weight, grad, ctx.padding)
         return fused.gate_backward(x, real, of_gated), None, of_weight, of_bias, None

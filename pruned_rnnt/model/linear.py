@@ -68,17 +68,24 @@ def linear_again(x: Tensor, weight: Tensor, bias: Tensor | None) -> Callable[[],
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        # Frozen weights need no gradients, and so not the input.
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.beside = is_cast(weight) and is_cast(bias)
         return functional.linear(x, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = None, None, None
         with beside(grad, x, where=ctx.beside):
-            of_weight, of_bias = weight_gradient(grad, x), bias_gradient(grad, weight.dtype)
-        return grad @ weight, of_weight, of_bias
+            if ctx.needs_input_grad[1]:
+                of_weight = weight_gradient(grad, x)
+            if ctx.needs_input_grad[2]:
+                of_bias = bias_gradient(grad, weight.dtype)
+        if ctx.needs_input_grad[0]:
+            of_x = grad @ weight
+        return of_x, of_weight, of_bias
 
 
 def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:

@@ -94,6 +94,8 @@ def test_frozen_and_unused_parameters_get_no_gradient(monkeypatch: pytest.Monkey
     x = torch.randn(2, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16), parameters.cast(x):
         assert used.weight.dtype == unused.weight.dtype == torch.bfloat16
+        assert used.weight.requires_grad
+        assert not frozen.weight.requires_grad
         frozen(used(x)).sum().backward()
     assert used.weight.grad is not None
     assert used.weight.grad.dtype == torch.float32

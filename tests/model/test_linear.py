@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pruned_rnnt.model import linear
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_kinds import build_encoder
 from pruned_rnnt.model.linear import transpose_in_memory
@@ -35,6 +36,20 @@ def test_transposed_matrices_change_nothing_else(config: EncoderConfig, in_infer
     for parameter in matrices:
         assert parameter.t().is_contiguous()
         assert not parameter.is_inference()
+
+
+def test_frozen_weights_keep_no_input_and_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "train_with_kernels", lambda *tensors: True)
+    layer = linear.Linear(4, 3)
+    layer.weight.requires_grad_(False)
+    x = torch.randn(5, 4, requires_grad=True)
+    output = layer(x)
+    assert all(each is None or each.shape == (3, 4) for each in output.grad_fn.saved_tensors)
+    output.sum().backward()
+    assert layer.weight.grad is None
+    assert layer.bias.grad is not None
+    torch.testing.assert_close(layer.bias.grad, torch.full((3,), 5.0))
+    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(5, 4))
 
 
 def test_model_made_in_inference_mode() -> None:

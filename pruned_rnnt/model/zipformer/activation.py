@@ -217,7 +217,7 @@ class _SwooshLinear(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         x, weight, mask = ctx.saved_tensors
         grad_hidden = grad @ weight.to(ctx.dtype)
         if ctx.fused:
@@ -230,7 +230,10 @@ class _SwooshLinear(torch.autograd.Function):
             activation = _LogSumSwoosh(x, ctx.kind)
             hidden = activation.forward(mask, ctx.dtype)
             grad_x = activation.backward(grad_hidden if mask is None else grad_hidden * mask)
+        of_weight, of_bias = None, None
         with beside(grad, hidden, where=ctx.beside):
-            of_weight = weight_gradient(grad, hidden).to(weight.dtype)
-            of_bias = bias_gradient(grad, weight.dtype)
+            if ctx.needs_input_grad[1]:
+                of_weight = weight_gradient(grad, hidden).to(weight.dtype)
+            if ctx.needs_input_grad[2]:
+                of_bias = bias_gradient(grad, weight.dtype)
         return grad_x, of_weight, of_bias, None, None
