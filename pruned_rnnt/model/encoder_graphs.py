@@ -46,6 +46,8 @@ from pruned_rnnt.system.switched_kernels import GRAPHS, why_switched
 logger = logging.getLogger(__name__)
 
 _WARM_UP_FRAMES = 64
+# More than a training captures whose shapes are kept, even if their grid changes twice.
+_MANY_CAPTURES = 1024
 
 
 class Captures(NamedTuple):
@@ -188,6 +190,13 @@ class EncoderGraphs:
                 "CUDA graphs of the encoder: %d captured in %.1f s, memory of all %.2f GiB",
                 *self.captures,
                 pool_bytes(self._pool) / 2**30,
+            )
+        if self.captures.number == _MANY_CAPTURES:
+            logger.warning(
+                "batches have more shapes than the %d whose CUDA graphs are kept, and capturing "
+                "one takes longer than running without: compare train.cuda_graphs=off, or let "
+                "batches vary less (data.max_duration instead of limits on symbols or lattices)",
+                MOST_SHAPES,
             )
 
     def _try_to_capture(self, shape: tuple[int, int, int]) -> CapturedPasses:

@@ -15,6 +15,7 @@ chunk, E encoder width.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 MOST_FRAMES = 150_000
 # More streams keep a GPU busy without a graph, and their states would need more memory twice.
 _MOST_ROWS = 256
-# The least recently used graph is dropped first.
-_MOST_GRAPHS = 24
+# The least recently used graph is dropped first. Utterances of up to 30 s have 60 to 90 shapes.
+_MOST_GRAPHS = 64
 # Counted shapes; those of other batches are forgotten.
 _MOST_COUNTS = 10_000
 GRAPH_PADDING = BatchPadding(frame_step=32, steps=8)
@@ -60,7 +61,8 @@ class FrequentGraphs(Generic[_Captured]):
     def clear(self) -> None:
         """Drop all graphs and buffers, so that their memory can be released."""
         self._graphs: OrderedDict[Any, _Captured] = OrderedDict()
-        self._address = 0
+        self._parameters: list[weakref.ref[Tensor]] = []
+        self._addresses: list[int] = []
         self._hooks: list[dict[int, Any]] = []
         # A pool that lost its last graph cannot be used again.
         self._memory: GraphMemory | None = None
@@ -81,9 +83,13 @@ class FrequentGraphs(Generic[_Captured]):
         parameter = next(encoder.parameters())
         if self._failed or not parameter.is_cuda:
             return None
-        if parameter.data_ptr() != self._address:  # parameters were moved or replaced
+        # The encoder lists its parameters slowly; those of a replaced layer are gone.
+        known = [ref() for ref in self._parameters]
+        addresses = [0 if p is None else p.data_ptr() for p in known]
+        if not known or known[0] is not parameter or addresses != self._addresses:
             self.clear()
-            self._address = parameter.data_ptr()
+            self._parameters = [weakref.ref(p) for p in encoder.parameters()]
+            self._addresses = [p.data_ptr() for p in encoder.parameters()]
             self._hooks = hooks_inside(encoder)
         if any(self._hooks):  # a graph would not call them
             return None
@@ -107,7 +113,9 @@ class FrequentGraphs(Generic[_Captured]):
                 self._give_up(error)
                 return None
             if len(self._graphs) > _MOST_GRAPHS:
-                self._graphs.popitem(last=False)
+                dropped, _ = self._graphs.popitem(last=False)
+                # It must occur often again, or shapes that are never kept would be captured.
+                del self._counts[dropped]
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
