@@ -49,12 +49,14 @@ class FrameBatchNorm(nn.Module):
         Args:
             padding_NT1: True for frames that are padding; None: all are real.
         """
+        # In half precision, a rounded mean would move all frames by a constant.
+        exact_NTE = x_NTE.to(torch.promote_types(x_NTE.dtype, torch.float32))
         mean_E, variance_E = self.running_mean, self.running_var
         if self.training and self.weight.requires_grad:
-            mean_E, variance_E = self._statistics(x_NTE.float(), padding_NT1)
+            mean_E, variance_E = self._statistics(exact_NTE, padding_NT1)
         scale_E = self.weight * torch.rsqrt(variance_E + _EPSILON)
         shift_E = self.bias - mean_E * scale_E
-        return torch.addcmul(shift_E.to(x_NTE.dtype), x_NTE, scale_E.to(x_NTE.dtype))
+        return torch.addcmul(shift_E, exact_NTE, scale_E).to(x_NTE.dtype)
 
     def _statistics(self, x_NTE: Tensor, padding_NT1: Tensor | None) -> tuple[Tensor, Tensor]:
         """Mean and biased variance; updates the running ones, with the unbiased variance."""

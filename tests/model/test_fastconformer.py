@@ -104,6 +104,19 @@ def test_batch_norm_equals_torch_on_the_real_frames(training: bool) -> None:
     torch.testing.assert_close(norm.running_var, reference.running_var)
 
 
+def test_batch_norm_in_half_precision_has_no_constant_error() -> None:
+    torch.manual_seed(0)
+    norm, reference = FrameBatchNorm(64).eval(), nn.BatchNorm1d(64).eval()
+    mean = 10 + 10 * torch.rand(64)
+    for module in (norm, reference):
+        module.running_mean.copy_(mean)  # type: ignore[union-attr]
+    x = (torch.randn(400, 64) + mean).bfloat16()
+    exact = reference(x.float())
+    output = norm(x.unsqueeze(0)).squeeze(0)
+    assert output.dtype == torch.bfloat16
+    assert (output.float() - exact).mean(0).abs().max() < 0.002
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
