@@ -104,6 +104,11 @@ class Taken(EncoderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class New(EncoderConfig):
+    kind: Literal["new"] = "new"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Nameless(EncoderConfig):
     dim: int = 3
 
@@ -120,3 +125,8 @@ class Nameless(EncoderConfig):
 def test_wrong_encoders_are_refused(config: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         encoder_kinds.register_encoder(config, torch.nn.Module)  # type: ignore[arg-type]
+
+
+def test_an_encoder_made_by_a_function_must_say_its_rate() -> None:
+    with pytest.raises(TypeError, match="has no subsampling_factor: set this attribute"):
+        encoder_kinds.register_encoder(New, lambda config: torch.nn.Module())  # type: ignore[arg-type, return-value]

@@ -86,8 +86,8 @@ class ConformerStack(Encoder):
             feature_lengths: (N,) integer, on any device; if on the CPU, the output lengths are
                 too, and can be read without synchronising with the GPU.
             chunk_size: of a causal encoder, in encoder frames (-1: the whole utterance). None: in
-                training, sampled for each utterance from the sizes in the configuration if it has
-                some; otherwise the value of `set_chunks` or of the configuration.
+                training, as configured: one size, or sampled for each utterance from `chunk_sizes`;
+                in evaluation mode, that of `set_chunks`, or else the configured size.
 
         Returns:
             (N, T', E), where T' is `output_lengths` of T, and the (N,) lengths in encoder frames,
@@ -132,12 +132,13 @@ class ConformerStack(Encoder):
         config = self.config
         if not config.causal:
             return None
-        if chunk_size is None and not (self.training and config.chunk_sizes):
+        sizes: tuple[int, ...] = config.chunk_sizes or (config.chunk_size,)
+        left = config.left_chunks
+        if chunk_size is not None:
+            sizes = (chunk_size,)
+        elif not self.training:
             size, left = self.chunking
-            sizes: tuple[int, ...] = (size,)
-        else:
-            sizes = config.chunk_sizes if chunk_size is None else (chunk_size,)
-            left = config.left_chunks
+            sizes = (size,)
         if sizes == (WHOLE,):
             return None
         if not self.training or (len(sizes) == 1 and not config.random_first_chunk):

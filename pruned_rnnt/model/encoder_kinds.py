@@ -63,12 +63,14 @@ def register_encoder(
 
     Args:
         config: a frozen dataclass with the settings; the default of its field `kind` is the name.
-        module: makes the encoder from its settings.
+        module: makes the encoder from its settings: its class, or a function with an attribute
+            `subsampling_factor`.
         stream: makes a streaming encoder from an encoder, a chunk and its left context in encoder
             frames; None if it cannot stream.
 
     Raises:
-        TypeError: `config` is not a dataclass that is derived from EncoderConfig.
+        TypeError: `config` is not a dataclass that is derived from EncoderConfig, or `module` does
+            not say its `subsampling_factor`.
         ValueError: `kind` has no default, or is that of an encoder of this package.
     """
     is_class = isinstance(config, type) and issubclass(config, EncoderConfig)
@@ -80,6 +82,11 @@ def register_encoder(
     if name in _BUILT_IN:
         raise ValueError(
             f"{config.__name__}.kind is {name!r}, an encoder of this package; needs another name"
+        )
+    if not hasattr(module, "subsampling_factor"):
+        raise TypeError(
+            f"module is {module!r}, which has no subsampling_factor: set this attribute to the "
+            "feature frames per encoder frame, so that utterances with too few frames are found"
         )
     _ENCODERS[name] = _EncoderKind(config, module, stream)
     ENCODER_CONFIGS[name] = config

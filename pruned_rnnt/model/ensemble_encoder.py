@@ -48,13 +48,15 @@ class EnsembleEncoder(Encoder):
     def output_dim(self) -> int:
         return self._output_dim
 
+    def output_lengths(self, feature_lengths: Tensor) -> Tensor:
+        lengths = [member.output_lengths(feature_lengths) for member in self.members]  # type: ignore[operator]
+        return torch.stack(lengths).amin(dim=0)
+
     def forward(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        outputs, lengths = zip(
-            *(member(features_NTF, feature_lengths) for member in self.members), strict=True
-        )
+        outputs = [member(features_NTF, feature_lengths)[0] for member in self.members]
         frames = min(output_NTE.size(1) for output_NTE in outputs)
         encoded_NTE = torch.cat([output_NTE[:, :frames] for output_NTE in outputs], dim=-1)
-        return encoded_NTE, torch.stack(lengths).amin(dim=0)
+        return encoded_NTE, self.output_lengths(feature_lengths)
 
     def check_trainable(self) -> NoReturn:
         raise ValueError(

@@ -31,11 +31,6 @@ PAST_FRAMES = 14
 _LEVELS = 3
 
 
-def subsampled_length(lengths: Tensor) -> Tensor:
-    """Encoder frames of utterances with `lengths` feature frames; 0 if too short."""
-    return ((lengths - RECEPTIVE_FIELD) // SUBSAMPLING_FACTOR + 1).clamp(min=0)
-
-
 class ConvSubsampling(nn.Module):
     """Two 3x3 convolutions of stride 2 over time and frequency, a projection and a LayerNorm.
 

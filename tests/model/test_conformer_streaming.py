@@ -9,7 +9,6 @@ import torch
 
 from pruned_rnnt.model.conformer import Conformer
 from pruned_rnnt.model.conformer_streaming import ConformerState, StreamingConformer
-from pruned_rnnt.model.subsampling import subsampled_length
 from tests.model.chunks import encode_chunks
 from tests.tiny_models import tiny_conformer
 
@@ -95,9 +94,10 @@ def test_streams_of_different_age_share_a_batch() -> None:
 
 
 def test_chunk_arithmetic() -> None:
-    stream = StreamingConformer(encoder_with(16, 4), 16, 64)
+    encoder = encoder_with(16, 4)
+    stream = StreamingConformer(encoder, 16, 64)
     assert (stream.input_frames, stream.shift) == (67, 64)
-    assert int(subsampled_length(torch.tensor(stream.input_frames))) == 16
+    assert int(encoder.output_lengths(torch.tensor(stream.input_frames))) == 16
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,25 @@ def test_wrong_chunks_are_errors(config: EncoderConfig) -> None:
         stream_encoder(offline, 4, 8)
 
 
+@pytest.mark.parametrize("config", [CONFORMER, FASTCONFORMER], ids=KINDS[:2])
+def test_chunks_of_evaluation_do_not_change_training(config: ConformerSettings) -> None:
+    config = dataclasses.replace(config, chunk_size=4, chunk_sizes=(), random_first_chunk=False)
+    features, lengths = ragged([90, 90])
+    outputs = []
+    for chunk in (4, 8):
+        encoder = make_encoder(config).train()
+        encoder.set_chunks(chunk, 2 * chunk)
+        torch.manual_seed(3)
+        outputs.append(encoder(features, lengths)[0])
+    assert torch.equal(*outputs)
+
+
+def test_a_zipformer_that_is_not_causal_needs_no_chunks() -> None:
+    assert not ZipformerConfig(downsampling=(1, 2, 3, 3, 2, 1), causal=False).causal
+    with pytest.raises(ValueError, match="chunk size is 16, needs a multiple of 6"):
+        ZipformerConfig(downsampling=(1, 2, 3, 3, 2, 1), causal=True)
+
+
 def test_chunks_that_the_stacks_do_not_support_are_errors() -> None:
     encoder = make_encoder(CAUSAL)
     with pytest.raises(ValueError, match="chunk is 3, this Zipformer needs a multiple of 2 frames"):

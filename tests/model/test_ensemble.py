@@ -23,7 +23,7 @@ from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.predictor import LstmPredictorConfig, PredictorConfig
 from pruned_rnnt.model.speech_model import SpeechModel, TransducerModel
 from pruned_rnnt.pretrained.ensemble import ensemble
-from tests.tiny_models import tiny_conformer, tiny_zipformer
+from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model, tiny_zipformer
 
 VOCAB = 7
 FEATURES, LENGTHS, FRAMES = (3, 60, 80), torch.tensor([60, 40, 23]), 13
@@ -164,6 +164,15 @@ def test_models_that_differ_are_refused() -> None:
         _, other = _models(loss, **config)
         with pytest.raises(ValueError, match=message):
             ensemble([first, other], ["exp/a", "exp/b"])
+
+
+def test_output_lengths_are_those_of_the_output() -> None:
+    causal = tiny_fastconformer(causal=True, feature_norm="none", convolution_norm="layer")
+    joined = ensemble([tiny_model(causal).eval() for _ in range(2)], ["a", "b"])
+    features_NTF = torch.randn(3, 40, causal.num_mel_bins)
+    lengths = torch.tensor([40, 32, 25])
+    _, encoded_lengths = joined.encoder(features_NTF, lengths)
+    assert joined.encoder.output_lengths(lengths).tolist() == encoded_lengths.tolist() == [6, 5, 4]
 
 
 def test_the_encoder_is_not_trained_and_does_not_stream() -> None:

@@ -182,7 +182,7 @@ def test_configuration_round_trip() -> None:
 WRONG = [
     ({"heads": (4, 4)}, "model.encoder.heads has 2 entries"),
     ({"kernel_sizes": (31, 31, 15, 15, 15, 30)}, "odd"),
-    ({"chunk_sizes": (12,)}, "chunk size is 12, needs a multiple of 8"),
+    ({"causal": True, "chunk_sizes": (12,)}, "chunk size is 12, needs a multiple of 8"),
     ({"dims": (190, 256, 384, 512, 384, 256)}, "multiples of 4"),
     ({"num_mel_bins": 8}, "at least 11"),
     ({"position_dim": 47}, "even"),

@@ -118,15 +118,17 @@ class ZipformerConfig(EncoderConfig):
         )
         check_fractions("model.encoder", self, "dropout_scale")
         check_feature_norm(self.feature_norm, self.causal)
-        for size in (*self.chunk_sizes, self.chunk_size):
-            self.check_chunk_size(size)
+        if self.causal:
+            for size in (*self.chunk_sizes, self.chunk_size):
+                self.check_chunk_size(size)
 
     def check_chunk_size(self, size: int) -> None:
         """Raises ValueError if a chunk is not a whole number of frames of every stack."""
         if size != WHOLE and (size < 1 or size % self.common_rate):
             raise ValueError(
                 f"chunk size is {size}, needs a multiple of {self.common_rate} (every rate of "
-                f"model.encoder.downsampling), or {WHOLE} for whole utterances"
+                f"model.encoder.downsampling), or {WHOLE} for whole utterances, as all of "
+                "model.encoder.chunk_sizes and chunk_size"
             )
 
     @property
