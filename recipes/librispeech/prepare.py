@@ -61,6 +61,7 @@ RECIPE = CorpusRecipe(
     licence=Licence(id="CC-BY-4.0", source="https://www.openslr.org/12/"),
     download=downloader(_parts),
     manifests=reader(_parts),
+    parts=_parts,
     splits={
         "train": TRAIN,
         "dev": ["dev-clean", "dev-other"],

@@ -13,7 +13,12 @@ from rich.console import Console
 
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.lm_texts import write_texts
-from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building, write_report
+from pruned_rnnt.data.input.prepared_folder import (
+    REPORT_NAME,
+    PreparedFolder,
+    building,
+    write_report,
+)
 from pruned_rnnt.data.prepare.corpus_options import (
     add_replace_argument,
     check_replaceable,
@@ -131,8 +136,12 @@ class _Encoder:
 
 
 def _texts(data: PreparedFolder, split: str, files: Sequence[Path]) -> Iterator[str]:
+    # The copies at other speeds, which `prepare --speeds` made, have the same texts.
+    report = data.report() if (data.path / REPORT_NAME).is_file() else {}
+    copies = tuple(f"_sp{speed}" for speed in report.get("options", {}).get("speeds", ()))
     for cut in data.cuts(split, lazy=True):
-        yield cut_text(cut)
+        if not cut.id.endswith(copies):
+            yield cut_text(cut)
     for path in files:
         yield from _lines(path)
 

@@ -14,11 +14,12 @@ import torch
 
 from pruned_rnnt.data.audio import waveform
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, read_audio
-from pruned_rnnt.data.audio.audio_stream import audio_blocks, feature_pieces
+from pruned_rnnt.data.audio.audio_stream import FeatureStream
 from pruned_rnnt.data.audio.features import audio_features, batch_features, fbank_extractor
 from pruned_rnnt.data.audio.file_headers import short_wav
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording
 from pruned_rnnt.data.audio.waveform import resample
+from tests.data.recorded_speech import audio_blocks
 
 SAMPLES = np.random.default_rng(0).integers(-(2**15), 2**15, 4000).astype(np.int16)
 
@@ -127,7 +128,7 @@ def test_files_that_are_not_audio_are_refused(tmp_path: Path) -> None:
     samples = np.zeros(20000, dtype=np.float32)
     samples[12345] = np.nan
     soundfile.write(tmp_path / "nan.wav", samples, 16000, subtype="FLOAT")
-    for read in (read_audio, lambda path: list(audio_blocks(path))):
+    for read in (read_audio, lambda path: list(audio_blocks(path, 10.0))):
         with pytest.raises(ValueError, match=r"nan\.wav has NaN or infinite samples"):
             read(tmp_path / "nan.wav")
 
@@ -151,7 +152,8 @@ def test_flac_of_unknown_length_is_read(tmp_path: Path) -> None:
 def test_very_short_audio_gives_a_frame(length: int) -> None:
     whole = audio_features(tone(16000)[:length])
     assert 1 <= len(whole) <= 3
-    pieces = torch.cat(list(feature_pieces([tone(16000)[:length]])))
+    stream = FeatureStream()
+    pieces = torch.cat([stream.accept(tone(16000)[:length]), stream.finish()])
     torch.testing.assert_close(pieces, whole)
 
 

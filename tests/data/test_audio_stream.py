@@ -14,12 +14,11 @@ from pruned_rnnt.data.audio.audio_file import FloatArray, read_audio
 from pruned_rnnt.data.audio.audio_stream import (
     FeatureStream,
     ResampledStream,
-    audio_blocks,
-    feature_pieces,
     short_or_blocks,
 )
 from pruned_rnnt.data.audio.features import audio_features, batch_features
 from pruned_rnnt.data.audio.waveform import resample
+from tests.data.recorded_speech import audio_blocks
 
 
 def sound(samples: int, seed: int = 0) -> FloatArray:
@@ -64,11 +63,12 @@ def test_blocks_equal_the_whole_file(suffix: str, rate: int, tmp_path: Path) -> 
     channels = np.stack([sound(3 * rate), sound(3 * rate, seed=1)], axis=1)
     how = {"format": "OGG", "subtype": "OPUS"} if suffix == "opus" else {}
     soundfile.write(path, channels, rate, **how)
-    blocks = list(audio_blocks(path, seconds=0.7))
+    blocks = list(audio_blocks(path, 0.7))
     assert len(blocks) > 4
     whole = read_audio(path)
     np.testing.assert_allclose(np.concatenate(blocks), whole, atol=1e-5)
-    features = torch.cat(list(feature_pieces(iter(blocks))))
+    stream = FeatureStream()
+    features = torch.cat([*map(stream.accept, blocks), stream.finish()])
     torch.testing.assert_close(features, audio_features(whole), rtol=1e-3, atol=1e-3)
 
 
@@ -79,7 +79,7 @@ def test_ten_minutes_are_read_in_blocks(tmp_path: Path) -> None:
         for minute in range(10):
             file.write(sound(60 * 8000, seed=minute))
     total = 0
-    for block in audio_blocks(path, seconds=10.0):
+    for block in audio_blocks(path, 10.0):
         assert len(block) <= 161000
         total += len(block)
     assert total == 600 * 16000
@@ -87,14 +87,14 @@ def test_ten_minutes_are_read_in_blocks(tmp_path: Path) -> None:
 
 def test_files_that_are_not_audio_are_refused_in_blocks(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not found"):
-        list(audio_blocks(tmp_path / "absent.wav"))
+        list(audio_blocks(tmp_path / "absent.wav", 10.0))
     text = tmp_path / "a.wav"
     text.write_text("no sound")
     with pytest.raises(ValueError, match="cannot be read as audio"):
-        list(audio_blocks(text))
+        list(audio_blocks(text, 10.0))
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, dtype=np.float32), 16000)
     with pytest.raises(ValueError, match="no samples"):
-        list(audio_blocks(tmp_path / "empty.wav"))
+        list(audio_blocks(tmp_path / "empty.wav", 10.0))
 
 
 @pytest.mark.parametrize(

@@ -159,12 +159,20 @@ def test_resume_at_the_end_of_an_epoch(corpus: Path) -> None:
     assert list(loader) == []
 
 
-@pytest.mark.parametrize(("key", "change"), [("seed", {"seed": 8}), ("world_size", {})])
-def test_resume_with_other_settings_is_refused(corpus: Path, key: str, change: dict) -> None:
+@pytest.mark.parametrize(
+    ("key", "change", "advice"),
+    [
+        ("seed", {"seed": 8}, "keep data.seed="),
+        ("world_size", {}, "keep the number of processes at 1"),
+    ],
+)
+def test_resume_with_other_settings_is_refused(
+    corpus: Path, key: str, change: dict, advice: str
+) -> None:
     state = DataModule(config(corpus)).train_loader().state_dict(1)
     world_size = 2 if key == "world_size" else 1
     other = DataModule(config(corpus, **change), world_size=world_size).train_loader()
-    with pytest.raises(ValueError, match=f"cannot resume the data with {key}"):
+    with pytest.raises(ValueError, match=f"cannot resume the data with {key}.*{advice}"):
         other.load_state_dict(state)
 
 

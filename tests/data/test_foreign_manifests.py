@@ -134,6 +134,28 @@ def test_speechbrain_segments_are_refused(
     assert f"{table}:1: the columns `start` and `stop`" in refusal(capsys, table)
 
 
+@pytest.mark.parametrize("columns", [("start", "end"), ("Offset", "duration"), ("begin", "stop")])
+def test_tables_of_parts_are_refused(tmp_path: Path, columns: tuple[str, str]) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,{','.join(columns)},text\na.wav,0,1,hello\n")
+    begin, end = (column.lower() for column in columns)
+    with pytest.raises(ValueError, match=f":1: the columns `{begin}` and `{end}` select parts"):
+        entries_of(table)
+
+
+@pytest.mark.parametrize("path", ["audio_filepath", "path"])
+def test_json_lines_of_parts(tmp_path: Path, path: str) -> None:
+    item = {path: "a.wav", "text": "hello", "start": None}
+    manifest = tmp_path / "a.jsonl"
+    write_lines(manifest, [{**item, "offset": 3, "duration": 1}, {**item, "offset": 4.5}])
+    assert [(e.start, e.duration) for e in entries_of(manifest)] == [(3, 1), (4.5, None)]
+    for part in ({"start": 3, "end": 5}, {"start": 3, "duration": 2}, {"offset": 3, "end": 5}):
+        write_lines(manifest, [item, {**item, **part}])
+        begin, end = part
+        with pytest.raises(ValueError, match=f"a.jsonl:2: the keys `{begin}` and `{end}` select"):
+            entries_of(manifest)
+
+
 # --- Hugging Face --------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl"])
 @pytest.mark.parametrize("text", ["transcription", "text", "sentence"])
@@ -165,6 +187,28 @@ def test_hugging_face_folders_of_splits(audio: Path, tmp_path: Path) -> None:
     found = entries_of(tmp_path)
     assert Counter(entry.split for entry in found) == {"train": 6, "test": 2}
     assert len({entry.id for entry in found}) == 8
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        (None, r"/test has audio, but no metadata\.csv or metadata\.jsonl that lists it"),
+        ("a.wav,hello\n", r"/test has audio, but no metadata\.csv or metadata\.jsonl"),
+        ("file_name,text,text\n", r"test/metadata\.csv:1: 2 columns have the name `text`"),
+        ("\ufefffile_name,text\n", r"test/metadata\.csv is UTF-16: save it as UTF-8"),
+    ],
+)
+def test_a_split_whose_metadata_cannot_be_used_is_an_error(
+    tmp_path: Path, metadata: str | None, message: str
+) -> None:
+    for split in ("train", "test"):
+        write_audio(tmp_path / split / "a.wav")
+    (tmp_path / "train/metadata.csv").write_text("file_name,text\na.wav,hello\n")
+    if metadata is not None:
+        encoding = "utf-16-le" if metadata.startswith("\ufeff") else "utf-8"
+        (tmp_path / "test/metadata.csv").write_text(metadata, encoding=encoding)
+    with pytest.raises(ValueError, match=message):
+        entries_of(tmp_path)
 
 
 def test_unrelated_metadata_file_is_ignored(audio: Path, tmp_path: Path) -> None:

@@ -13,11 +13,10 @@ from lhotse import MonoCut, Recording
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.audio_file import read_audio
-from pruned_rnnt.data.audio.audio_stream import audio_blocks
 from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording, read_samples
 from pruned_rnnt.data.input.speech_dataset import BadAudio, SpeechDataset
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from tests.data.recorded_speech import write_audio
+from tests.data.recorded_speech import audio_blocks, write_audio
 
 READERS = (read_audio, lambda path: np.concatenate(list(audio_blocks(path, 0.1))))
 

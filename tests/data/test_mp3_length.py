@@ -17,7 +17,7 @@ from lhotse.audio.backend import audio_backend, get_current_audio_backend
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.audio.audio_file import read_audio, seconds_in_header
-from pruned_rnnt.data.audio.audio_stream import audio_blocks, short_or_blocks
+from pruned_rnnt.data.audio.audio_stream import short_or_blocks
 from pruned_rnnt.data.audio.mp3_length import with_mp3_length
 from pruned_rnnt.data.audio.recordings import (
     UnusableUtterance,
@@ -25,6 +25,7 @@ from pruned_rnnt.data.audio.recordings import (
     open_recording,
     read_samples,
 )
+from tests.data.recorded_speech import audio_blocks
 
 RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000)
 

@@ -15,7 +15,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder, read_cuts
 from tests.data.own_corpus import prepare
-from tests.data.recorded_speech import text_of, write_audio
+from tests.data.recorded_speech import text_of, truncate, write_audio
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +119,27 @@ def test_noise_with_shards_speeds_and_mixed_rates(
         loaded = sum(len(batch) for batch in DataModule(config).train_loader())
     assert loaded == (30 if kind == "waveform" else 10)
     assert not caplog.messages
+
+
+def test_damaged_tar_files_are_skipped_with_noise(tmp_path: Path) -> None:
+    for name, count in (("speech", 6), ("noise", 3)):
+        rows = []
+        for index in range(count):
+            file = write_audio(tmp_path / name / f"{index}.wav", 1.5)
+            rows.append(f"{file.name}\t{text_of(index)}\n")
+        (tmp_path / name / "table.tsv").write_text("".join(rows))
+        options = ["--features", "waveform", "--dev-share", "0", "--test-share", "0", "--shar"]
+        prepare(tmp_path / name / "table.tsv", tmp_path / f"{name}-out", *options)
+    (noises,) = PreparedFolder(tmp_path / "noise-out").manifests("train")
+    truncate(tmp_path / "speech-out/train/recording.000000.tar")
+    config = DataConfig(
+        path=str(tmp_path / "speech-out"),
+        features="waveform",
+        num_workers=0,
+        filters=FilterConfig(subsampling_factor=1),
+        augmentation=AugmentationConfig(noise_cuts=str(noises), noise_cuts_probability=1.0),
+    )
+    loader = DataModule(config).train_loader()
+    loaded = sum(len(batch) for batch in loader)
+    assert 0 < loaded < 6
+    assert loader.left_out == 6 - loaded

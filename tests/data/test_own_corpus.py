@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -282,3 +283,22 @@ def test_speeds_and_waveforms_train(audio: Path, tmp_path: Path) -> None:
         assert sum(len(batch) for batch in batches) == len(folder.cuts("train"))
         assert len(batches) > 0
         assert all(batch.features_NTF.isfinite().all() for batch in batches)
+
+
+@pytest.mark.parametrize("speeds", ["0.9,0.9", "0.955", "1.004"])
+def test_speeds_that_would_be_others_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], speeds: str
+) -> None:
+    assert pruned_rnnt(["prepare", "own", str(tmp_path), "--speeds", speeds]) == 1
+    assert "differ from each other and have at most two decimals" in capsys.readouterr().err
+
+
+def test_texts_for_a_language_model_are_not_those_of_copies(audio: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text("".join(f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)))
+    folder = prepare(table, tmp_path / "out", "--speeds", "0.9,1.1")
+    assert len(folder.cuts("train")) == 30
+    output = tmp_path / "lm"
+    assert pruned_rnnt(["prepare", "lm", str(folder.path), "--output", str(output)]) == 0
+    counts = json.loads((output / "prepare.json").read_text())["splits"]
+    assert {split: count["texts"] for split, count in counts.items()} == {"train": 10, "dev": 1}

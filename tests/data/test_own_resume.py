@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.shard_writer import Shard, ShardResult, write_shard
+from pruned_rnnt.data.prepare.splits import SplitPlan
 from tests.data.own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
 from tests.data.recorded_speech import text_of
 
@@ -90,6 +93,57 @@ def test_prepare_resumes_after_a_full_disk(
     assert f"{out} cannot be written (No space left on device)" in capsys.readouterr().err
     assert len(all_texts(prepare(table, out, "--shard-size", "3"))) == COUNT
     assert len(made) == 1 + SHARDS
+
+
+def test_prepare_resumes_after_a_worker_was_killed(
+    audio: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = write_table(audio, tmp_path)
+    made: list[int] = []
+
+    def killed_at_the_third(shard: Shard) -> ShardResult:
+        made.append(shard.number)
+        if len(made) == 3:
+            raise BrokenProcessPool("A process in the process pool was terminated abruptly")
+        return write_shard(shard)
+
+    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_writer.write_shard", killed_at_the_third)
+    options = ["--tokens", "char", "--num-jobs", "1", "--shard-size", "3"]
+    out = tmp_path / "out"
+    assert pruned_rnnt(["prepare", "own", str(table), "--output", str(out), *options]) == 1
+    error = capsys.readouterr().err
+    assert "a process was killed or had too little memory. Run the same command again" in error
+    assert "Traceback" not in error
+    assert len(all_texts(prepare(table, out, "--shard-size", "3"))) == COUNT
+    assert len(made) == 1 + SHARDS
+
+
+def test_joined_manifests_of_an_interrupted_run_are_removed(audio: Path, tmp_path: Path) -> None:
+    table = write_table(audio, tmp_path)
+    unfinished = tmp_path / "out.unfinished"
+    (unfinished / ".shards").mkdir(parents=True)
+    (unfinished / "train_cuts.jsonl.gz").write_bytes(b"stale")
+    folder = prepare(table, tmp_path / "out", "--shar")
+    assert len(all_texts(folder)) == COUNT
+
+
+def test_a_source_that_cannot_be_read_is_named(
+    audio: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    table = write_table(audio, tmp_path)
+
+    def unreadable(self: SplitPlan, entry: CorpusEntry) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(table))
+
+    monkeypatch.setattr(SplitPlan, "split_of", unreadable)
+    assert pruned_rnnt(["prepare", "own", str(table), "--output", str(tmp_path / "out")]) == 1
+    assert f"{table} cannot be opened (Permission denied)" in capsys.readouterr().err
 
 
 def _files(folder: PreparedFolder, pattern: str) -> list[str]:

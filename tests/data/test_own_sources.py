@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lhotse import MonoCut, Recording, RecordingSet, SupervisionSegment, SupervisionSet
@@ -210,6 +213,51 @@ def test_paths_that_give_the_same_id_are_different_utterances(tmp_path: Path, wa
     other = found.pop("a/b.wav")
     assert found == {"a-b.wav": "a-b", "c.wav": "c", "d.wav": "d"}
     assert re.fullmatch("a-b-[0-9a-f]{8}", other)
+
+
+def test_folders_with_names_of_splits_are_splits(tmp_path: Path, wav: Path) -> None:
+    names = ("Dev", "cv", "eval", "test", "tr", "train", "validation")
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.wav").symlink_to(wav)
+    (tmp_path / "dev.wav").symlink_to(wav)
+    found = {entry.id: entry.split for entry in FolderSource(tmp_path)}
+    # tr may be Turkish, and cv Common Voice.
+    splits = {f"{name}-a": "" if len(name) == 2 else name for name in names}
+    assert found == {**splits, "dev": ""}
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(
+    tmp_path: Path, wav: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.wav").symlink_to(wav)
+    listed = os.scandir
+
+    def failing(path: str) -> Any:
+        if Path(path).name == "b":
+            raise OSError(errno.EIO, "Input/output error", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        list(FolderSource(tmp_path))
+
+
+def test_a_name_that_is_not_utf8_is_left_out(tmp_path: Path, wav: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a", "b", "c", "caf\udce9"):
+        (source / f"{name}.wav").symlink_to(wav)
+        (source / f"{name}.txt").write_text("hello")
+    assert prepare(source, tmp_path / "out") == 0
+    folder = PreparedFolder(tmp_path / "out")
+    assert sum(len(folder.cuts(split)) for split in folder.splits()) == 3
+    (line,) = (folder.path / "left_out.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["origin"] == f"{source}/caf\udce9.txt"
+    (skipped,) = folder.report()["skipped"]
+    assert "caf" in skipped["path"]
 
 
 def test_texts_of_a_folder_have_audio(tmp_path: Path, wav: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.filters import cut_language
+from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
+from pruned_rnnt.data.prepare.splits import SplitPlan, plan_splits
 from tests.data.own_corpus import COUNT, left_out, path_of, prepare, write_mixed_audio
 from tests.data.recorded_speech import text_of
 
@@ -152,3 +156,65 @@ def test_dev_and_test_have_every_language(audio: Path, tmp_path: Path, speakers:
             {cut.supervisions[0].speaker for cut in folder.cuts(split)} for split in folder.splits()
         ]
         assert sum(map(len, names)) == len(set().union(*names))
+
+
+def entry_of(language: str, speaker: str, index: int, split: str = "") -> CorpusEntry:
+    name = f"{language}-{speaker}-{index}"
+    return CorpusEntry(id=name, origin=name, language=language, speaker=speaker, split=split)
+
+
+def planned(entries: Iterable[CorpusEntry], most: int = 5000) -> SplitPlan:
+    return plan_splits(entries, dev_share=0.1, test_share=0.1, max_held_out=most, seed=1)
+
+
+def languages_of(plan: SplitPlan, entries: Iterable[CorpusEntry], split: str) -> set[str]:
+    return {entry.language for entry in entries if plan.split_of(entry) == split}
+
+
+def test_dev_and_test_are_drawn_for_languages_without() -> None:
+    entries = [entry_of("th", "a", i, split) for i, split in enumerate(["train"] * 9 + ["dev"])]
+    entries += [entry_of("fr", "b", i, "train") for i in range(9)]
+    entries += [entry_of("ja", "c", i) for i in range(9)]
+    plan = planned(entries)
+    assert languages_of(plan, entries, "dev") == {"th", "fr", "ja"}
+    assert languages_of(plan, entries, "test") == {"ja"}
+    assert [plan.split_of(e) for e in entries[:10]] == ["train"] * 9 + ["dev"]
+    drawn = "splits as the source names them; 3 train utterances became dev and test, of speakers"
+    assert plan.describe().startswith(drawn)
+
+
+def test_one_language_with_one_speaker_leaves_the_speakers_of_others_apart() -> None:
+    entries = [entry_of("de", f"d{i % 30}", i) for i in range(300)]
+    entries += [entry_of("is", "i", i) for i in range(20)]
+    plan = planned(entries)
+    for split in ("dev", "test"):
+        assert languages_of(plan, entries, split) == {"de", "is"}
+    splits: defaultdict[str, set[str | None]] = defaultdict(set)
+    for entry in entries:
+        splits[entry.speaker].add(plan.split_of(entry))
+    assert splits.pop("i") == {"train", "dev", "test"}
+    assert all(len(names) == 1 for names in splits.values())
+    assert plan.describe().startswith("no speaker of de is in two splits; one of other languages")
+
+
+def test_held_out_most_limits_speakers_too() -> None:
+    entries = [entry_of("", f"s{i % 20}", i) for i in range(2000)]
+    plan = planned(entries, most=10)
+    counts = Counter(plan.split_of(entry) for entry in entries)
+    assert counts == {"train": 1980, "dev": 10, "test": 10}
+    assert "with too many utterances to hold some out" in plan.describe()
+
+
+def test_many_languages_are_read_twice() -> None:
+    passes = 0
+
+    class Source:
+        def __iter__(self) -> Iterator[CorpusEntry]:
+            nonlocal passes
+            passes += 1
+            return (entry_of(f"l{i % 20}", "", i) for i in range(400))
+
+    plan = planned(Source())
+    assert passes == 2
+    counts = Counter(plan.split_of(entry) for entry in Source())
+    assert counts == {"train": 320, "dev": 40, "test": 40}

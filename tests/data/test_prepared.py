@@ -124,6 +124,15 @@ def test_a_failed_build_leaves_the_old_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+def test_a_kill_between_the_renames_leaves_the_old_folder(tmp_path: Path) -> None:
+    with building(tmp_path / "data") as folder:
+        write_report(folder, {"version": 1})
+    (tmp_path / "data").rename(tmp_path / "data.replaced")
+    with pytest.raises(KeyError), building(tmp_path / "data"):
+        raise KeyError
+    assert PreparedFolder(tmp_path / "data").report() == {"version": 1}
+
+
 def test_foreign_folders_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_text("a")

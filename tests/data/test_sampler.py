@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from lhotse import Recording
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
 from pruned_rnnt.data.input.prepared_folder import building, write_report
-from pruned_rnnt.data.input.sampler import duration_bins, split_by_lattice
+from pruned_rnnt.data.input.sampler import at_speed, duration_bins, split_by_lattice
 from pruned_rnnt.data.prepare.generated_corpus import Utterance, UtteranceWriter, write_cuts
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from tests.data.recorded_speech import write_audio
 from tests.data.spoken_corpus import noise
 
 BOUND = 2000
@@ -193,3 +196,17 @@ def test_duration_bins_are_sorted(outliers: Path) -> None:
     bins = duration_bins(cuts, 4)
     assert bins == sorted(bins)
     assert 2 <= len(bins) <= 4
+
+
+@pytest.mark.parametrize("rate", [8000, 16000, 22050, 44100])
+@pytest.mark.parametrize("speed", [0.9, 0.93, 0.95, 1.07])
+def test_copies_at_other_speeds_are_cheap_to_resample(
+    tmp_path: Path, rate: int, speed: float
+) -> None:
+    """lhotse's filter has as many rows as the rate has phases: seconds for thousands of them."""
+    cut = Recording.from_file(write_audio(tmp_path / "a.wav", 1.0, rate)).to_cut()
+    cut = at_speed(cut.truncate(offset=0.2, duration=0.5), speed)
+    phases = cut.sampling_rate // math.gcd(round(cut.sampling_rate * speed), cut.sampling_rate)
+    assert phases <= 100
+    assert cut.duration == pytest.approx(0.5 / speed, abs=1e-3)
+    assert cut.load_audio().shape == (1, cut.num_samples)

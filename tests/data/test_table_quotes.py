@@ -106,6 +106,25 @@ def test_common_voice_layout(tmp_path: Path, source: str) -> None:
     assert {cut_language(cut) for split in folder.splits() for cut in folder.cuts(split)} == {"tr"}
 
 
+def test_validated_clips_of_dev_and_test_are_not_trained_on(tmp_path: Path) -> None:
+    folder = write_language(tmp_path, "ja", {"dev": ["a"], "test": ["b"], "validated": ["c"]})
+    lines = [(folder / f"{name}.tsv").read_text().splitlines() for name in ("dev", "test")]
+    with (folder / "validated.tsv").open("a") as file:
+        file.writelines(f"{row}\n" for _, *rows in lines for row in rows)
+    found = {(entry.text, entry.split) for entry in entries_of(folder)}
+    assert found == {("a", "dev"), ("b", "test"), ("c", "train")}
+
+
+def test_a_language_whose_table_is_not_recognised_is_an_error(tmp_path: Path) -> None:
+    for language in ("ar", "fr"):
+        write_language(tmp_path, language, {"validated": ["a"]})
+    (tmp_path / "fr/validated.tsv").rename(tmp_path / "fr/other.tsv")
+    with pytest.raises(
+        ValueError, match=r"/fr next to languages of Common Voice: needs train\.tsv"
+    ):
+        entries_of(tmp_path)
+
+
 def test_common_voice_splits_of_several_languages(tmp_path: Path) -> None:
     write_language(tmp_path, "de", {"train": ["ja", "nein"], "dev": ["ja"], "test": ["nein"]})
     write_language(tmp_path, "th", {"train": ["\u0e01\u0e33"], "validated": ["\u0e01"]})

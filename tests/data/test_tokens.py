@@ -109,3 +109,10 @@ def test_errors(tmp_path: Path) -> None:
     for bad in (-1, len(tokenizer)):
         with pytest.raises(ValueError, match=f"got {bad}"):
             tokenizer.decode([3, bad])
+
+
+def test_texts_of_any_length_train_the_tokenizer() -> None:
+    long = "\u0e01" * 2000 + "\u0e02"  # 6,003 bytes
+    for texts in (["hello"] * 50 + [long], [long]):
+        tokenizer = train_tokenizer(texts, TokenizerConfig(kind="char"))
+        assert UNKNOWN_ID not in tokenizer.encode(long)

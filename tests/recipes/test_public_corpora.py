@@ -63,6 +63,16 @@ def test_librispeech(tmp_path: Path) -> None:
     assert_trains(folder)
 
 
+def test_missing_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = {"train-clean-100": 3, "dev-clean": 1, "test-clean": 2}
+    source = corpus_layouts.make_librispeech(tmp_path, parts)
+    options = ["--tokens", "char"]
+    folder = prepare("librispeech", source, tmp_path / "out", *options, "--hours", "460")
+    missing = f"parts that {source} does not have: dev-other, test-other, train-clean-360"
+    assert f"hint: {missing}\n" in capsys.readouterr().out
+    assert f"{missing}\n" in (folder.path / "report.txt").read_text()
+
+
 def test_mini_librispeech(tmp_path: Path) -> None:
     source = corpus_layouts.make_librispeech(tmp_path, {"train-clean-5": 6, "dev-clean-2": 2}, 10)
     folder = prepare(

@@ -7,7 +7,7 @@ Axes: S samples, T feature frames, F mel bins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -26,20 +26,10 @@ from pruned_rnnt.data.audio.features import (
 from pruned_rnnt.data.audio.file_headers import short_wav
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array, mono, resample
 
-# Of a file in memory, unless asked for otherwise.
+# Of a file in memory.
 _BLOCK_SECONDS = 10.0
 # Half the length of scipy's resampling filter, in samples of the lower of the two rates.
 _FILTER_HALF_LENGTH = 10
-
-
-def audio_blocks(path: Path | str, seconds: float = _BLOCK_SECONDS) -> Iterator[FloatArray]:
-    """Yields blocks of a file's samples at 16 kHz, channels averaged; one block is in memory.
-
-    Raises:
-        FileNotFoundError, ValueError: as `pruned_rnnt.data.audio.audio_file.read_audio`.
-    """
-    with open_audio(path) as file:
-        yield from _blocks(file, path, seconds)
 
 
 def short_or_blocks(
@@ -48,8 +38,9 @@ def short_or_blocks(
     on_truncation: Callable[[str], None],
     channel: int | None = None,
 ) -> Iterator[Pcm16Array | FloatArray]:
-    """The blocks of `audio_blocks`; but a file of 16-bit integers with one channel at 16 kHz and at
-    most `most` samples is one block (S,) as it is stored.
+    """Yields blocks of a file's samples at 16 kHz, channels averaged; one block is in memory. But a
+    file of 16-bit integers with one channel at 16 kHz and at most `most` samples is one block (S,)
+    as it is stored.
 
     on_truncation: called after the last block if the file ends before its header says; with how.
     channel: read instead of the mean.
@@ -80,14 +71,6 @@ def _blocks(
         yield stream.accept(mono(block_SC, path, channel))
     if empty:
         raise no_samples(path, file.truncation())
-    yield stream.finish()
-
-
-def feature_pieces(blocks: Iterable[FloatArray]) -> Iterator[Tensor]:
-    """Yields the features (T, F) of a stream of sample blocks (S,) at 16 kHz."""
-    stream = FeatureStream()
-    for block_S in blocks:
-        yield stream.accept(block_S)
     yield stream.finish()
 
 

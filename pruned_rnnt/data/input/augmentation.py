@@ -73,7 +73,9 @@ def _applied(transform: SpecAugment | None, features_TF: Tensor, seed: int) -> T
 def derived_seed(*parts: object) -> int:
     """A 32-bit seed computed from printable values, the same in every process and run."""
     text = "\x00".join(str(part) for part in parts)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
+    # An id may come from a file name that is not UTF-8.
+    encoded = text.encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=4).digest(), "little")
 
 
 class FeatureAugmenter:

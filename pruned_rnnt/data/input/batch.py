@@ -6,9 +6,9 @@ Axes: N batch, T feature frames (10 ms), F mel bins, U symbols.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,19 @@ class OtherBatchesError(ValueError):
     def __init__(self, message: str, batches: int) -> None:
         super().__init__(message)
         self.batches = batches
+
+
+def check_seed_and_processes(
+    state: Mapping[str, Any], seed: int, world_size: int, what: str
+) -> None:
+    """Raises ValueError if the seed or the world size is not that of a loader's saved `state`."""
+    advice = {"seed": "keep data.seed={}", "world_size": "keep the number of processes at {}"}
+    for key, own in (("seed", seed), ("world_size", world_size)):
+        if state[key] != own:
+            raise ValueError(
+                f"cannot resume the {what} with {key} {own}; the saved state has {state[key]}: "
+                f"{advice[key].format(state[key])}, or choose another train.folder"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -29,6 +30,7 @@ from pruned_rnnt.data.input.sampler import (
     LatticeBound,
     LatticeSize,
     ManifestShards,
+    at_speed,
     duration_bins,
 )
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
@@ -279,10 +281,9 @@ def _first_cuts(cuts: Any, count: int) -> list[Any]:
 def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
     factors = tuple(factor for factor in factors if factor != 1.0)
     if factors:
-        # lhotse warns about every cut with features, which speed perturbation discards.
-        plain = cuts.drop_features()
+        plain = cuts
         for factor in factors:
-            cuts = cuts + plain.perturb_speed(factor)
+            cuts = cuts + plain.map(partial(at_speed, speed=factor))
     return cuts
 
 

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pruned_rnnt.data.input.batch import OtherBatchesError, pad_targets
+from pruned_rnnt.data.input.batch import OtherBatchesError, check_seed_and_processes, pad_targets
 
 # Number of texts that are sorted by length together, so that batches have little padding.
 _POOL = 8192
@@ -159,12 +159,7 @@ class TextLoader:
             ValueError: the state has another seed or world size.
             OtherBatchesError: some batches of the epoch were of other texts.
         """
-        for key, own in (("seed", self.seed), ("world_size", self.world_size)):
-            if state[key] != own:
-                raise ValueError(
-                    f"cannot resume the texts with {key} {own}; the saved state has {state[key]}: "
-                    f"keep data.{key}={state[key]}, or choose another train.folder"
-                )
+        check_seed_and_processes(state, self.seed, self.world_size, "texts")
         self.epoch, self._skip = state["epoch"], state["batches"]
         # Checkpoints of earlier versions have no digest.
         if self._skip > 0 and state.get("digest") not in (None, self.texts.digest):

@@ -12,7 +12,7 @@ from lhotse import CutSet
 from torch import distributed
 from torch.utils.data import DataLoader, Sampler
 
-from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.batch import Batch, check_seed_and_processes
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.input.worker_signals import (
     WorkerDiedError,
@@ -139,12 +139,7 @@ class BatchLoader:
         world size differ, and OtherBatchesError if these batches are not those of the state, which
         has no digest of them in checkpoints of earlier versions.
         """
-        for key, own in (("seed", self.sampler.seed), ("world_size", self.world_size)):
-            if state[key] != own:
-                raise ValueError(
-                    f"cannot resume the data with {key} {own}; the saved state has {state[key]}: "
-                    f"keep data.{key}={state[key]}, or choose another train.folder"
-                )
+        check_seed_and_processes(state, self.sampler.seed, self.world_size, "data")
         self.sampler.use_bins(state.get("duration_bins"))
         self.sampler.small_batches_epoch = None if "full_batches" in state else state["epoch"]
         self.sampler.seek(state["epoch"], state["batches"], state.get("digest"))

@@ -179,7 +179,8 @@ def read_cuts(path: Path, allow_commands: bool = False) -> CutSet:
 def write_report(folder: Path, report: Mapping[str, Any]) -> None:
     """Writes `folder`/prepare.json."""
     text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
-    (folder / REPORT_NAME).write_text(text, encoding="utf-8")
+    # Names of files that are not UTF-8 become escapes of JSON.
+    (folder / REPORT_NAME).write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def check_output(output: Path) -> None:
@@ -217,6 +218,8 @@ def building(output: Path | str, resume: str = "") -> Iterator[Path]:
     with exclusive_folder_lock(unfinished, "is being written"):
         if not (resume and (unfinished / resume).exists()):
             _empty(unfinished)
+        if replaced.exists() and not output.exists():  # killed between the two renames below
+            replaced.rename(output)
         if replaced.exists():
             shutil.rmtree(replaced)
         yield unfinished

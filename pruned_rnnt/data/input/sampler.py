@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from lhotse.dataset.sampling.base import TimeConstraint
 from lhotse.dataset.sampling.dynamic import DurationBatcher
 from lhotse.dataset.sampling.dynamic_bucketing import estimate_duration_buckets
 
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.input.batch import OtherBatchesError
 from pruned_rnnt.data.input.filters import CutFilter, cut_text
@@ -35,6 +37,9 @@ from pruned_rnnt.data.input.manifest_items import item_of, manifest_items, sprea
 
 logger = logging.getLogger(__name__)
 
+# lhotse's resampling takes seconds if rate and speed have a small common divisor, as 22,050 Hz and
+# 0.95. At 16 kHz a speed of two decimals has at most so many phases.
+_MOST_PHASES = 100
 # The part of the largest duration from which on a batch counts as full.
 _FULL = 0.8
 
@@ -265,6 +270,15 @@ def duration_bins(cuts: Iterable[Any], buckets: int) -> list[float]:
     return bounds or [first[0].duration]
 
 
+def at_speed(cut: Any, speed: float) -> Any:
+    """A copy of the cut at another speed, without features, and perhaps at 16 kHz."""
+    # lhotse warns about every cut with features, which speed perturbation discards.
+    cut, rate = cut.drop_features(), cut.sampling_rate
+    if rate // math.gcd(round(rate * speed), rate) > _MOST_PHASES:
+        cut = cut.resample(SAMPLING_RATE)
+    return cut.perturb_speed(speed)
+
+
 class ManifestShards:
     """Streams the cuts of one process in one epoch from the manifests of shards.
 
@@ -341,9 +355,5 @@ class ManifestShards:
     def _training_cuts(self, cut: Any) -> Iterator[Any]:
         """The cut and its copies at other speeds, unless they are left out."""
         cut = self.transform(cut)
-        copies = [cut]
-        if self.speeds:
-            # lhotse warns about every cut with features, which speed perturbation discards.
-            plain = cut.drop_features()
-            copies += [plain.perturb_speed(speed) for speed in self.speeds]
+        copies = [cut, *(at_speed(cut, speed) for speed in self.speeds)]
         yield from (copy for copy in copies if self.cut_filter(copy))

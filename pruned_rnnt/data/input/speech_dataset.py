@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -243,16 +244,17 @@ class SpeechDataset(Dataset[Batch]):
             return self._load(cut)
         # lhotse shuffles all noises in each call, so pass only as many as an utterance needs.
         some = rng.sample(self._noise_cuts, min(_NOISES, len(self._noise_cuts)))
-        if not self._stored:
-            some = [_at_rate(with_shar_audio(noise), cut.sampling_rate) for noise in some]
-        mixed = CutSet.from_cuts([with_shar_audio(cut)]).mix(
-            CutSet.from_cuts(some),
-            snr=config.noise_cuts_snr_db,
-            preserve_id="left",
-            seed=rng.getrandbits(32),
-            random_mix_offset=True,
-        )[0]
         try:
+            with _as_bad_audio(cut):
+                if not self._stored:
+                    some = [_at_rate(with_shar_audio(noise), cut.sampling_rate) for noise in some]
+                mixed = CutSet.from_cuts([with_shar_audio(cut)]).mix(
+                    CutSet.from_cuts(some),
+                    snr=config.noise_cuts_snr_db,
+                    preserve_id="left",
+                    seed=rng.getrandbits(32),
+                    random_mix_offset=True,
+                )[0]
             return self._load(mixed)
         except BadAudio as error:
             # This raises BadAudio too if the speech itself cannot be read.
@@ -263,12 +265,8 @@ class SpeechDataset(Dataset[Batch]):
             return features_TF
 
     def _load(self, cut: Any) -> Tensor:
-        try:
+        with _as_bad_audio(cut):
             features_TF = self._load_unchecked(cut)
-        except MemoryError:
-            raise
-        except Exception as error:  # readers of audio and features raise errors of every kind
-            raise BadAudio(f"{cut.id} ({_files(cut)}): {last_line(error)}") from error
         # Log energies and samples are small numbers: the sum is finite if and only if all are.
         if features_TF.shape[0] == 0 or not math.isfinite(features_TF.sum().item()):
             raise BadAudio(f"{cut.id} ({_files(cut)}): no frames, or features not finite")
@@ -285,6 +283,17 @@ class SpeechDataset(Dataset[Batch]):
         if self._fbank is None:
             return self._kind.of_recording(samples_S)
         return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
+
+
+@contextmanager
+def _as_bad_audio(cut: Any) -> Iterator[None]:
+    """Raises BadAudio that names the cut for an error of reading it."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # readers of audio and features raise errors of every kind
+        raise BadAudio(f"{cut.id} ({_files(cut)}): {last_line(error)}") from error
 
 
 def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:

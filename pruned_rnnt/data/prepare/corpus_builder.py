@@ -11,6 +11,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,7 +103,10 @@ def build_corpus(
     made: dict[str, dict[int, int]] = {}
     with _write_errors_reported(output), building(output, resume=RECORDS) as folder:
         with _records_deleted_on_error(folder):
-            with (folder / _LEFT_OUT_NAME).open("w", encoding="utf-8") as left_out:
+            # Names of files that are not UTF-8 become escapes of JSON.
+            with (folder / _LEFT_OUT_NAME).open(
+                "w", encoding="utf-8", errors="backslashreplace"
+            ) as left_out:
                 shards = _shards(folder, entries, plan, config)
                 for result in stream_shards(
                     write_shard_once,
@@ -146,7 +150,9 @@ def build_corpus(
         report.write(folder)
         hints = [f"hint: {hint}" for hint in report.hints]
         lines = statistics.report_lines(tokenizer, [plan.describe(), *notes, *hints])
-        (folder / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (folder / "report.txt").write_text(
+            "\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace"
+        )
         delete_records(folder)
     report.show(output, console)
     return statistics
@@ -163,27 +169,43 @@ def _other_splits(found: Iterable[str]) -> str:
 
 @contextmanager
 def _write_errors_reported(output: Path) -> Iterator[None]:
-    """Raises ValueError about `output` for an OSError; errors of reading are caught elsewhere."""
+    """Raises ValueError about `output` for an OSError, or about the other file that it names, and
+    for a worker that was killed; errors of reading audio are caught elsewhere."""
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as error:
+        what = f"{output} cannot be written"
+        if error.filename is not None and not _is_of(output, str(error.filename)):
+            what = f"{error.filename} cannot be opened"
         raise ValueError(
-            f"{output} cannot be written ({error.strerror or error}). Fix this and run the same "
-            "command again; it resumes."
+            f"{what} ({error.strerror or error}). Fix this and run the same command again; it "
+            "resumes."
         ) from error
+    except (BrokenExecutor, MemoryError) as error:
+        raise ValueError(
+            "a process was killed or had too little memory. Run the same command again, perhaps "
+            "with a smaller --num-jobs or --shard-size; it resumes."
+        ) from error
+
+
+def _is_of(output: Path, path: str) -> bool:
+    """Whether a path is in `output`, or in a folder that `building` makes beside it or above it."""
+    beside = [output.with_name(f"{output.name}{end}") for end in ("", ".unfinished", ".replaced")]
+    return output.is_relative_to(path) or any(map(Path(path).is_relative_to, beside))
 
 
 @contextmanager
 def _records_deleted_on_error(folder: Path) -> Iterator[None]:
     """Deletes the records of finished shards after an error, so that the next run checks all again.
 
-    The records stay after a kill or a failure to write (a full disk), and the next run resumes.
+    The records stay after a kill, also of a worker, and after a failure to write (a full disk), and
+    the next run resumes.
     """
     try:
         yield
-    except OSError:
+    except (OSError, BrokenExecutor, MemoryError):
         raise
     except Exception:
         delete_records(folder)

@@ -45,6 +45,7 @@ class CorpusRecipe:
     name: name of the recipe, of its folder and of its configuration.
     licence: of the corpus, and where it comes from.
     splits: the parts of each split, by lhotse's names. Missing parts are ignored.
+    parts: options -> the parts that they ask for, of which missing ones are named. Default: all.
     download: (target folder, options) -> folder of the corpus. Default: lhotse's function for
         `name`.
     manifests: (folder of the corpus, options) -> manifests by part. Default: lhotse's function.
@@ -59,6 +60,7 @@ class CorpusRecipe:
     tokenizer: TokenizerConfig
     licence: Licence
     splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    parts: Callable[[argparse.Namespace], Sequence[str]] | None = None
     download: Callable[[Path, argparse.Namespace], Path] | None = None
     manifests: Callable[[Path, argparse.Namespace], Manifests] | None = None
     entries: Callable[[Path, argparse.Namespace], Iterable[CorpusEntry]] | None = None
@@ -129,7 +131,12 @@ def prepare(recipe: CorpusRecipe, options: argparse.Namespace, console: Console)
     if recipe.dev_share > 0:
         shares = {"dev_share": recipe.dev_share, "test_share": 0.0}
         named = plan_splits(entries, **shares, max_held_out=_MAX_DEV, seed=options.seed)
-    build_corpus(options.output, entries, named, config, report, console)
+    wanted = known if recipe.parts is None else recipe.parts(options)
+    missing = [part for part in wanted if part not in manifests]
+    notes = [f"parts that {folder} does not have: {', '.join(sorted(missing))}"] if missing else []
+    for note in notes:
+        console.print(f"hint: {note}", markup=False, soft_wrap=True)
+    build_corpus(options.output, entries, named, config, report, console, notes=notes)
 
 
 def corpus_report(

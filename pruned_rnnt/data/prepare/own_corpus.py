@@ -183,4 +183,5 @@ class DuplicateIdMarker:
 
 
 def _digest(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    encoded = name.encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little")

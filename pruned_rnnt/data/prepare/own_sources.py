@@ -17,7 +17,7 @@ from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.input.manifest_items import text_lines
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.splits import split_name
-from pruned_rnnt.data.prepare.table_source import TableSource
+from pruned_rnnt.data.prepare.table_source import TableSource, split_of_path
 from pruned_rnnt.data.prepare.toolkit_sources import (
     JsonSource,
     KaldiSource,
@@ -25,6 +25,7 @@ from pruned_rnnt.data.prepare.toolkit_sources import (
     has_audio_path,
     json_object,
 )
+from pruned_rnnt.system.folders import files_below
 
 Kind = Literal[
     "folder",
@@ -75,7 +76,8 @@ def open_source(
 
     Raises:
         FileNotFoundError: there is nothing at `path`, `supervisions` or `data_root`.
-        ValueError: the format is unknown, or a table lacks the columns.
+        ValueError: the format is unknown, a table lacks the columns, or only some of the folders of
+            splits or of languages have a table that can be read.
     """
     if not path.exists():
         raise FileNotFoundError(f"no data at {path}")
@@ -120,9 +122,19 @@ def _listed_by_metadata(folder: Path) -> Iterable[CorpusEntry] | None:
     if whole is not None:
         return whole
     named = sorted(child for child in folder.iterdir() if child.name and split_name(child.name))
-    parts = {child.name: _metadata_source(child) for child in named if child.is_dir()}
-    listed = {split: part for split, part in parts.items() if part is not None}
+    parts = {child: _metadata_source(child) for child in named if child.is_dir()}
+    listed = {child.name: part for child, part in parts.items() if part is not None}
+    for child, part in parts.items():
+        if listed and part is None and _has_audio(child):
+            raise ValueError(
+                f"{child} has audio, but no {' or '.join(_METADATA_NAMES)} that lists it by path "
+                "and text, as other splits have: add one, or move the folder elsewhere"
+            )
     return _SplitFolders(listed) if listed else None
+
+
+def _has_audio(folder: Path) -> bool:
+    return any(path.suffix.lower() in AUDIO_SUFFIXES for path in folder.rglob("*"))
 
 
 def _metadata_source(folder: Path) -> Iterable[CorpusEntry] | None:
@@ -158,7 +170,8 @@ class _SplitFolders:
 class FolderSource:
     """Audio files at any depth below `folder`, the text of each in a .txt file of the same stem.
 
-    A top-level directory named train, dev or test is the split. Links to folders are followed;
+    A top-level directory named as a split is one, but for the names of two letters, which are also
+    those of languages. Links to folders are followed;
     each folder is read once. A text file without audio is an entry with a problem.
 
     Raises ValueError if there is no audio.
@@ -168,7 +181,7 @@ class FolderSource:
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         found = False
-        for parent, names in self._folders():
+        for parent, names in files_below(self.folder):
             stems: set[str] = set()
             texts: dict[str, Path] = {}
             others: dict[str, str] = {}
@@ -184,7 +197,7 @@ class FolderSource:
                     continue
                 found = True
                 relative = path.relative_to(self.folder)
-                split = relative.parts[0] if len(relative.parts) > 1 else ""
+                split = split_of_path(relative.as_posix())
                 text_path = texts.get(path.stem, path.with_suffix(".txt"))
                 text, problem, details = _read_text(text_path)
                 if path.stem in stems:
@@ -195,7 +208,7 @@ class FolderSource:
                     origin=str(text_path),
                     audio=str(path),
                     text=text,
-                    split=split if split in ("train", "dev", "test") else "",
+                    split=split if len(split) > 2 else "",
                     problem=problem,
                     details=details,
                 )
@@ -219,17 +232,6 @@ class FolderSource:
         name = Path(entry.audio).relative_to(self.folder).as_posix()
         return f"{entry.id}-{hashlib.blake2b(os.fsencode(name), digest_size=4).hexdigest()}"
 
-    def _folders(self) -> Iterator[tuple[str, list[str]]]:
-        visited: set[tuple[int, int]] = set()
-        for parent, folders, names in os.walk(self.folder, followlinks=True):
-            status = Path(parent).stat()
-            if (status.st_dev, status.st_ino) in visited:
-                folders.clear()
-                continue
-            visited.add((status.st_dev, status.st_ino))
-            folders.sort()
-            yield parent, names
-
 
 def _read_text(path: Path) -> tuple[str, str, str]:
     """The text, a problem (or ""), and its details."""
@@ -247,20 +249,30 @@ def _read_text(path: Path) -> tuple[str, str, str]:
 class _CommonVoiceSource:
     """The folder of a language: tables next to the folder clips with their audio.
 
-    train.tsv, dev.tsv and test.tsv are the splits. Without them, validated.tsv is read, and names
-    no splits.
+    train.tsv, dev.tsv and test.tsv are the splits. Without train.tsv, validated.tsv is read, which
+    has the clips of dev.tsv and test.tsv too: the others are train, or have no split if there are
+    neither. The paths of dev.tsv and test.tsv are then held in memory.
     """
 
     folder: Path
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         tables = {split: self.folder / f"{split}.tsv" for split in _COMMON_VOICE_SPLITS}
-        if not tables["train"].is_file():
-            yield from _clips_table(self.folder / f"{_VALIDATED}.tsv")
-            return
+        tables = {split: table for split, table in tables.items() if table.is_file()}
+        validated: Iterable[CorpusEntry] = ()
+        if "train" not in tables:
+            validated = _clips_table(self.folder / f"{_VALIDATED}.tsv")
+        seen: set[str] = set()
         for split, table in tables.items():
-            for entry in _clips_table(table) if table.is_file() else ():
+            for entry in _clips_table(table):
+                if validated:
+                    seen.add(entry.audio)
                 yield replace(entry, id=f"{split}-{entry.id}", split=split)
+        for entry in validated:
+            if not tables:
+                yield entry
+            elif entry.audio not in seen:
+                yield replace(entry, id=f"train-{entry.id}", split="train")
 
 
 @dataclass(frozen=True)
@@ -275,10 +287,23 @@ class CommonVoiceFolders:
 
 
 def common_voice_folders(path: Path) -> tuple[Path, ...]:
-    """`path` if it is the folder of a language, else those of its folders that are; may be none."""
+    """`path` if it is the folder of a language, else those of its folders that are; may be none.
+
+    Raises ValueError if only some of the folders with clips are languages.
+    """
     if _is_language(path):
         return (path,)
-    return tuple(folder for folder in sorted(path.iterdir()) if _is_language(folder))
+    with_clips = [folder for folder in sorted(path.iterdir()) if (folder / _CLIPS).is_dir()]
+    found = tuple(filter(_is_language, with_clips))
+    others = [str(folder) for folder in with_clips if folder not in found]
+    if found and others:
+        raise ValueError(
+            f"{', '.join(others[:3])}{' ...' * (len(others) > 3)} next to languages of Common "
+            f"Voice: needs train.tsv or {_VALIDATED}.tsv with tabs between the columns "
+            f"{', '.join(sorted(_COMMON_VOICE_COLUMNS))}, as next to other {_CLIPS}; add it, or "
+            "move the folder elsewhere"
+        )
+    return found
 
 
 def _clips_table(path: Path) -> TableSource:

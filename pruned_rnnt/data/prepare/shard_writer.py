@@ -94,6 +94,11 @@ class ShardConfig:
                 raise ValueError(
                     f"speeds must lie between 0.5 and 2 and differ from 1, got {speed}"
                 )
+            if speed != round(speed, 2) or self.speeds.count(speed) > 1:
+                raise ValueError(
+                    "speeds must differ from each other and have at most two decimals, got "
+                    f"{list(self.speeds)}"
+                )
         if self.speeds and self.features == "waveform":
             raise ValueError(
                 "speeds need stored features; with features=waveform set data.speed_factors for "
@@ -253,10 +258,12 @@ def delete_records(folder: Path) -> None:
 
 
 def remove_stale_shards(folder: Path, made: Collection[tuple[str, int]]) -> None:
-    """Removes files of shards that are not in `made`, (split, number) pairs.
+    """Removes files of shards that are not in `made`, (split, number) pairs, and joined manifests.
 
-    An interrupted run with other options may have left them.
+    An interrupted run, perhaps with other options, may have left them.
     """
+    for path in folder.glob("*_cuts.jsonl.gz"):
+        path.unlink()
     for path in [
         *folder.glob("*_cuts.*.jsonl.gz"),
         *folder.glob("features/*"),

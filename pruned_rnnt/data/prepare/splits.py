@@ -16,49 +16,64 @@ _ALIASES = {
     "dev": ("dev", "valid", "validation", "val", "cv"),
     "test": ("test", "eval", "evaluation", "tt"),
 }
+_WHY_NO_SPEAKERS = (
+    "because speakers are unknown, or too few or with too many utterances to hold some out"
+)
 
 
 @dataclass(frozen=True)
 class SplitPlan:
     """Assigns a split to every entry; the same entries and seed give the same splits.
 
-    from_source: the source names the splits.
-    by_speaker: whole speakers are held out, so that what is drawn shares no speaker with train.
-    held_out: split by speaker (with `by_speaker`) or by utterance id; all others are training.
-        With `from_source` it holds training speakers or utterances that become dev, if the source
-        has no dev.
+    from_source: the source names the splits of at least one language. What is held out is then
+        only of training entries.
+    by_speaker: the languages of which whole speakers are held out, so that what is drawn from them
+        shares no speaker with train.
+    speakers, utterances: the split of each held-out speaker of these languages, and of each
+        held-out utterance id of the others; all else is training.
     """
 
     from_source: bool
-    by_speaker: bool
-    held_out: dict[str, str] = field(default_factory=dict)
+    by_speaker: frozenset[str] = frozenset()
+    speakers: dict[str, str] = field(default_factory=dict)
+    utterances: dict[str, str] = field(default_factory=dict)
 
     def split_of(self, entry: CorpusEntry) -> str | None:
         """The split; None if the source names an unknown split."""
         if self.from_source and not _is_train(entry):
             return split_name(entry.split)
-        return self.held_out.get(entry.speaker if self.by_speaker else entry.id, "train")
+        if entry.language in self.by_speaker:
+            return self.speakers.get(entry.speaker, "train")
+        return self.utterances.get(entry.id, "train")
 
     def describe(self) -> str:
         if self.from_source:
             return f"splits as the source names them{self._drawn()}"
-        if self.by_speaker:
+        if not self.by_speaker:
+            return f"a speaker may be in several splits, {_WHY_NO_SPEAKERS}"
+        if not self.utterances:
             return "no speaker is in two splits"
+        languages = ", ".join(sorted(self.by_speaker))
         return (
-            "a speaker may be in several splits, because speakers are unknown or too few to hold "
-            "some out"
+            f"no speaker of {languages} is in two splits; one of other languages may be, "
+            f"{_WHY_NO_SPEAKERS}"
         )
 
     def _drawn(self) -> str:
-        if not self.held_out:
-            return ""
-        if self.by_speaker:
-            count = len(self.held_out)
-            return f"; dev is {count} speaker{'s' * (count > 1)} of train, held out from it"
-        return (
-            f"; {len(self.held_out)} train utterances became dev, of speakers who may be in train "
-            "too, because speakers are unknown or too few to hold some out"
-        )
+        drawn = ""
+        if self.speakers:
+            count, names = len(self.speakers), _names(self.speakers)
+            drawn = f"; {names} is {count} speaker{'s' * (count > 1)} of train, held out from it"
+        if self.utterances:
+            drawn += (
+                f"; {len(self.utterances)} train utterances became {_names(self.utterances)}, of "
+                f"speakers who may be in train too, {_WHY_NO_SPEAKERS}"
+            )
+        return drawn
+
+
+def _names(held_out: Mapping[str, str]) -> str:
+    return " and ".join(sorted(set(held_out.values())))
 
 
 @dataclass(frozen=True)
@@ -101,15 +116,15 @@ def plan_splits(
     max_held_out: int,
     seed: int,
 ) -> SplitPlan:
-    """Reads all entries once or twice and decides their splits.
+    """Reads all entries once or twice and decides their splits, language by language.
 
-    If any entry names a split, the source decides; if it has no dev split, dev is drawn from train,
-    because training needs a split to validate on. Otherwise dev and test are drawn. Whole speakers
-    are drawn until dev and test have their shares of the utterances. This needs a speaker for
-    every utterance of train, and enough speakers that none takes more than about twice the share.
-    Otherwise single utterances are drawn. Of several languages, each is drawn from by itself, so
-    that dev and test have all of them. dev and test get about `max_held_out` utterances each at
-    most. Memory holds a count per speaker, or the ids of the utterances held out.
+    If any entry of a language names a split, the source decides; if it has no dev split, dev is
+    drawn from train, because training needs a split to validate on. Otherwise dev and test are
+    drawn, so that both have all languages. Whole speakers are drawn until dev and test have their
+    shares of the utterances. This needs a speaker for every utterance of train in this language,
+    and enough speakers that none takes more than about twice the share. Otherwise single utterances
+    are drawn. dev and test get about `max_held_out` utterances each at most, and with whole
+    speakers twice as many. Memory holds a count per speaker, or the ids of the utterances held out.
 
     Raises:
         ValueError: shares out of range, or `max_held_out` below 1.
@@ -119,59 +134,55 @@ def plan_splits(
             raise ValueError(f"--{name}-share must be at least 0 and below 0.5, got {share}")
     if max_held_out < 1:
         raise ValueError(f"--held-out-most must be at least 1, got {max_held_out}")
-    # By language: the number of utterances of each speaker.
+    # By language: the number of utterances of each speaker, and the splits that the source names.
     speakers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    splits: Counter[str | None] = Counter()
-    from_source = False
+    named: defaultdict[str, set[str | None]] = defaultdict(set)
+    total = 0
     for entry in entries:
-        from_source = from_source or bool(entry.split)
-        splits[split_name(entry.split)] += 1
-        if _is_train(entry) and not entry.problem:
-            speakers[entry.language][entry.speaker] += 1
-    shares = {"dev": dev_share, "test": test_share}
-    if from_source:
-        shares = {"dev": 0.0 if splits["dev"] else dev_share, "test": 0.0}
-    total = splits["train"]
-    if len(speakers) < 2:
-        totals = dict.fromkeys(speakers, total)
-    else:
-        totals = {language: own.total() for language, own in speakers.items()}
-    wanted = {
-        language: _wanted(shares, own_total, max_held_out * own_total / max(total, 1))
-        for language, own_total in sorted(totals.items())
-    }
-    if from_source and not any(counts["dev"] for counts in wanted.values()):
-        return SplitPlan(from_source=True, by_speaker=False)
-    if not any("" in own for own in speakers.values()):
-        parts = [
-            _draw_speakers(speakers[language], counts, totals[language], seed)
-            for language, counts in wanted.items()
-        ]
-        drawn = {name: split for part in parts if part for name, split in part.items()}
-        if None not in parts and len(drawn) < len(set().union(*speakers.values())):
-            return SplitPlan(from_source=from_source, by_speaker=True, held_out=drawn)
+        if entry.split:
+            named[entry.language].add(split_name(entry.split))
+        if _is_train(entry):
+            total += 1
+            if not entry.problem:
+                speakers[entry.language][entry.speaker] += 1
+    by_speaker: set[str] = set()
     held_out: dict[str, str] = {}
-    for language, counts in wanted.items():
-        train = (each for each in entries if _is_train(each) and each.language == language)
-        held_out |= _draw_utterances(train, counts, seed)
-    return SplitPlan(from_source=from_source, by_speaker=False, held_out=held_out)
+    single: dict[str, dict[str, int]] = {}
+    for language, own in sorted(speakers.items()):
+        own_total = total if len(speakers) < 2 else own.total()
+        shares = {
+            "dev": 0.0 if "dev" in named[language] else dev_share,
+            "test": 0.0 if named[language] else test_share,
+        }
+        most = max(1, round(max_held_out * own_total / total))
+        wanted = _wanted(shares, own_total, most)
+        drawn = None if "" in own else _draw_speakers(own, wanted, own_total, most, seed)
+        if drawn is not None:
+            by_speaker.add(language)
+            held_out |= drawn
+        elif any(wanted.values()):
+            single[language] = wanted
+    return SplitPlan(
+        from_source=any(named.values()),
+        by_speaker=frozenset(by_speaker),
+        speakers=held_out,
+        utterances=_draw_utterances(entries, single, seed) if single else {},
+    )
 
 
-def _wanted(shares: Mapping[str, float], total: int, most: float) -> dict[str, int]:
+def _wanted(shares: Mapping[str, float], total: int, most: int) -> dict[str, int]:
     """The number of utterances to draw for each split.
 
     A tiny corpus gives its first utterance to train, the second to dev, the third to test.
     """
     return {
-        split: min(max(1, round(most)), max(1, round(share * total)))
-        if share > 0 and total > others
-        else 0
+        split: min(most, max(1, round(share * total))) if share > 0 and total > others else 0
         for others, (split, share) in enumerate(shares.items(), start=1)
     }
 
 
 def _draw_speakers(
-    speakers: Counter[str], wanted: dict[str, int], total: int, seed: int
+    speakers: Counter[str], wanted: dict[str, int], total: int, most: int, seed: int
 ) -> dict[str, str] | None:
     """Fills dev, then test, with speakers in random order; None if that leaves too little."""
     order = sorted(speakers, key=lambda speaker: (derived_seed("split", seed, speaker), speaker))
@@ -182,7 +193,8 @@ def _draw_speakers(
             if taken >= count:
                 break
             # A speaker with far more utterances than wanted stays in training.
-            if speaker in held_out or taken + speakers[speaker] > 2 * count + 0.1 * total:
+            limit = min(2 * count + 0.1 * total, 2 * most)
+            if speaker in held_out or taken + speakers[speaker] > limit:
                 continue
             held_out[speaker] = split
             taken += speakers[speaker]
@@ -192,19 +204,27 @@ def _draw_speakers(
 
 
 def _draw_utterances(
-    entries: Iterable[CorpusEntry], wanted: dict[str, int], seed: int
+    entries: Iterable[CorpusEntry], wanted: Mapping[str, Mapping[str, int]], seed: int
 ) -> dict[str, str]:
-    count = sum(wanted.values())
-    drawn = heapq.nsmallest(
-        count,
-        (
-            (derived_seed("split", seed, entry.id), entry.id)
-            for entry in entries
-            if not entry.problem
-        ),
-    )
-    names = [name for _, name in drawn]
-    return {name: "dev" if index < wanted["dev"] else "test" for index, name in enumerate(names)}
+    """The split of each utterance drawn, by id; wanted: by language, the number for each split.
+
+    Keeps the utterances of the smallest seeds in one pass over the entries.
+    """
+    drawn: dict[str, list[tuple[int, str]]] = {language: [] for language in wanted}
+    for entry in entries:
+        if entry.problem or entry.language not in drawn or not _is_train(entry):
+            continue
+        heap = drawn[entry.language]
+        item = (-derived_seed("split", seed, entry.id), entry.id)
+        if len(heap) < sum(wanted[entry.language].values()):
+            heapq.heappush(heap, item)
+        else:
+            heapq.heappushpop(heap, item)
+    return {
+        name: "dev" if index < wanted[language]["dev"] else "test"
+        for language, heap in drawn.items()
+        for index, (_, name) in enumerate(sorted(heap, reverse=True))
+    }
 
 
 def _is_train(entry: CorpusEntry) -> bool:

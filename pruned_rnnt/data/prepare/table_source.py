@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,12 +22,20 @@ COLUMNS = {
     "split": ("split", "set", "subset"),
     "language": ("language", "locale", "lang"),
 }
+# Names of the begin and the end (or length) of a part of a file. All but the last of each are of
+# other programs, and not read.
+_BEGINS = ("start", "start_time", "begin", "begin_time", "offset")
+_ENDS = ("stop", "end", "end_time", "duration")
 # The columns of a table without a header, in order.
 _UNNAMED = ("path", "text", "speaker", "split")
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 # Only this many characters of the first row are searched for column names.
 _MAX_HEADER_CHARACTERS = 10_000
 _VARIABLE = re.compile(r"\$(\w+)/+")
+
+
+class _NoTableError(ValueError):
+    """The first row has one cell."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +79,10 @@ class TableSource:
     there, other numbers of cells are an error.
 
     Raises:
-        ValueError: a first row with fewer than two columns or with two columns of one name, rows
-            with different numbers of cells in a .csv without a header, an unclosed quotation mark,
-            an encoding other than UTF-8, or `$NAME` without data_root. The message names the line.
+        ValueError: a first row with fewer than two columns, with two columns of one name, or with
+            columns that select parts of files, rows with different numbers of cells in a .csv
+            without a header, an unclosed quotation mark, an encoding other than UTF-8, or `$NAME`
+            without data_root. The message names the line.
     """
 
     path: Path
@@ -138,10 +147,13 @@ class TableSource:
         return ("" if row[path].strip() else "row without a path"), ""
 
     def has_header(self) -> bool:
-        """Whether the first row names path and text."""
+        """Whether the first row names path and text.
+
+        Raises ValueError for UTF-16, and for a header that cannot be used.
+        """
         try:
             return self._layout().has_header
-        except ValueError:
+        except _NoTableError:
             return False
 
     def _audio(self, path: str, line: int) -> str:
@@ -169,7 +181,7 @@ class TableSource:
                 return self._with_quotes(layout)
         cells = len(_cells(first, own, quoted=own != "\t"))
         if cells == 1:
-            raise ValueError(
+            raise _NoTableError(
                 f"{self.path}:1: needs path and text separated by {_SEPARATORS[own]}, or a header "
                 f"with the columns `path` and `text`; got {first[:200].rstrip()!r}"
             )
@@ -216,12 +228,13 @@ class TableSource:
                     f"{self.path}:1: {count} columns have the name `{lowered[index]}`: rename or "
                     "delete all but one"
                 )
-        is_speechbrain = {"ID", "wav"} <= set(names)
-        if is_speechbrain and {"start", "stop"} <= set(names):
+        if part := part_names(lowered):
             raise ValueError(
-                f"{self.path}:1: the columns `start` and `stop` select parts of files. Tables do "
-                "not support this; make a Kaldi directory with `segments` instead"
+                f"{self.path}:1: the columns `{part[0]}` and `{part[1]}` select parts of files. "
+                "Tables do not support this; make a Kaldi directory with `segments`, or a NeMo "
+                "manifest with `offset` and `duration`, instead"
             )
+        is_speechbrain = {"ID", "wav"} <= set(names)
         return _Layout(
             found,
             separator,
@@ -276,6 +289,12 @@ def _quoted_cells(line: str) -> list[str] | None:
 def _width(row: list[str]) -> int:
     """The number of cells without empty ones at the end."""
     return max((index for index, cell in enumerate(row, 1) if cell.strip()), default=0)
+
+
+def part_names(names: Collection[str]) -> tuple[str, str] | None:
+    """Those of `names` that are the begin and the end of a part of a file; None without both."""
+    begin, end = (next((name for name in both if name in names), "") for both in (_BEGINS, _ENDS))
+    return (begin, end) if begin and end else None
 
 
 def split_of_path(path: str) -> str:

@@ -19,7 +19,7 @@ from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.input.manifest_items import manifest_items, text_lines
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
-from pruned_rnnt.data.prepare.table_source import COLUMNS, split_of_path
+from pruned_rnnt.data.prepare.table_source import COLUMNS, part_names, split_of_path
 
 _NEMO_PATH = "audio_filepath"
 # Seconds by which a supervision may begin before its recording or end after it, as a segment may.
@@ -146,11 +146,11 @@ class JsonSource:
     """Lines of JSON objects with a path, a text, and perhaps speaker, split, language, offset.
 
     The keys have the names of a table's columns. offset and duration, in seconds, select a part of
-    the file; duration is used only with `audio_filepath`, as in NeMo. Relative paths start at the
-    file's folder; those of `audio_filepath` start at the working directory if they exist there, as
-    in NeMo.
+    the file; duration is used only with offset or with `audio_filepath`, as in NeMo. Relative paths
+    start at the file's folder; those of `audio_filepath` start at the working directory if they
+    exist there, as in NeMo.
 
-    Raises ValueError naming a line that is not a JSON object.
+    Raises ValueError naming a line that is not a JSON object, or that selects a part by other keys.
     """
 
     path: Path
@@ -163,6 +163,12 @@ class JsonSource:
         item = json_object(line)
         if item is None:
             raise ValueError(f"{origin} is not a JSON object: {line.strip()[:100]!r}")
+        part = part_names([name for name, value in item.items() if value is not None])
+        if part not in (None, ("offset", "duration")):
+            raise ValueError(
+                f"{origin}: the keys `{part[0]}` and `{part[1]}` select a part of the file: "
+                "needs `offset` and `duration`, in seconds; rename or remove them"
+            )
         cells = {column: _first(item, names) for column, names in COLUMNS.items()}
         path = cells["path"]
         start, duration, problem, details = _part(item)
@@ -210,7 +216,7 @@ def _first(item: dict[str, Any], names: tuple[str, ...]) -> Any:
 def _part(item: dict[str, Any]) -> tuple[float, float | None, str, str]:
     """Start and duration in seconds, a problem (or ""), and its details."""
     values = {"offset": item.get("offset")}
-    if _NEMO_PATH in item:
+    if _NEMO_PATH in item or values["offset"] is not None:
         values["duration"] = item.get("duration")
     for name, value in values.items():
         if value is None:
