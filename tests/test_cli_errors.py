@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
 
 import pruned_rnnt
 from pruned_rnnt.cli import main
-from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE, split_arguments
 from pruned_rnnt.train.tasks.registry import load_experiment
 from tests.tiny_corpus import tiny_overrides
 
@@ -40,6 +41,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "task=singing"], EXIT_USAGE, "must be 'lm'"),
         (["decode", "a", "b"], EXIT_USAGE, "name one run"),
         (["inspect", "absent.yaml"], EXIT_USAGE, "config file not found"),
+        (["inspect", "/", "a.b=1"], EXIT_USAGE, "a.b=1: settings are for a configuration, or for"),
         (["average", "/nowhere"], EXIT_FAILED, "has no checkpoints"),
     ],
 )
@@ -79,17 +81,33 @@ def test_module_runs_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [PermissionError(13, "Permission denied", "/x"), OSError(28, "No space left")]
+    ("error", "hint"),
+    [
+        (PermissionError(13, "Permission denied", "/x"), ""),
+        (OSError(28, "No space left"), " (--debug shows where)"),
+        # Not that of standard output.
+        (BrokenPipeError(32, "Broken pipe"), " (--debug shows where)"),
+    ],
 )
 def test_errors_of_files_are_one_line(
-    error: OSError, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: OSError, hint: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr("pruned_rnnt.train.run.keeps_mean", fail)
     assert main(["average", "run"]) == EXIT_FAILED
-    assert capsys.readouterr().err == f"pruned-rnnt average: {error}\n"
+    assert capfd.readouterr().err == f"pruned-rnnt average: {error}{hint}\n"
+
+
+def test_errors_of_other_libraries_have_a_hint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pruned_rnnt.train.run.keeps_mean", methodcaller("relative_to", "/y"))
+    assert main(["average", "run"]) == EXIT_FAILED
+    shown = capsys.readouterr().err
+    assert "not in" in shown
+    assert shown.endswith(" (--debug shows where)\n")
 
 
 @pytest.mark.slow
@@ -152,3 +170,10 @@ def test_invalid_sizes_of_stacks_are_named(name: str, capsys: pytest.CaptureFixt
     assert main(["train", "model.encoder.kind=zipformer", setting]) == EXIT_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert f"model.encoder.{name} is [0, 1, 1, 1, 1, 1], needs at least 1" in line
+
+
+def test_an_existing_path_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lr=0.01").mkdir()
+    long = f"title={'x' * 5000}"
+    assert split_arguments(["lr=0.01", "a.b=1", "c", long]) == (["a.b=1", long], ["lr=0.01", "c"])

@@ -152,6 +152,9 @@ def test_base_cycle_is_refused(tmp_path: Path) -> None:
         ("optimiser.learning_rate=1:30.5", "YAML reads 1:30.5 as 90.5"),
         ("optimiser.betas=[0.9,1_0.5]", "YAML reads 1_0.5 as 10.5"),
         ("title=2024_01_31", "YAML reads 2024_01_31 as 20240131"),
+        ("title=1.10", "override 'title=1.10': 'title' needs a text, and YAML reads yours as 1.1"),
+        ("title=1e3", r"YAML reads yours as 1000\.0: write it in quotes \(in a shell in two kinds"),
+        ("title=no", "YAML reads yours as False"),
     ],
 )
 def test_errors_name_the_key(override: str, message: str) -> None:
@@ -171,6 +174,8 @@ def test_errors_name_the_key(override: str, message: str) -> None:
             "optimiser.clip: 3\n",
             "write 'optimiser:' on a line of its own, and 'clip: ...' indented",
         ),
+        ("optimiser:\n- name\n", r"bad\.yaml: .*is a section: set the keys in it, such as optim"),
+        ("title: 1.10\n", r"bad\.yaml: 'title' needs a text, and YAML reads yours as 1\.1"),
         ("base: [a.yaml]\n", r"bad\.yaml: 'base' is \['a\.yaml'\]: it takes the name of one file"),
     ],
 )
@@ -183,7 +188,21 @@ def test_numbers_and_texts_that_yaml_reads_as_written(tmp_path: Path) -> None:
     for text in ("0", "0.5", "-3", "1e-3", "0x10", "0.05"):
         given = load_config(Experiment, None, [f"optimiser.clip={text}"]).optimiser.clip
         assert given == (16 if text == "0x10" else float(text))
-    texts = ("2024_01", "010", "1:30", "a/b_0:10", "10:70", "true", "a # b", "", "line " * 40)
+    assert load_config(Experiment, None, ["title=7"]).title == "7"
+    texts = (
+        "2024_01",
+        "1.10",
+        "1e3",
+        "no",
+        "010",
+        "1:30",
+        "a/b_0:10",
+        "10:70",
+        "true",
+        "a # b",
+        "",
+        "line " * 40,
+    )
     for text in texts:
         assert load_config(Experiment, None, [as_override("title", text)]).title == text
     path = write(tmp_path / "c.yaml", "title: '010'  # 010\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -89,21 +90,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("pruned-rnnt: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output has closed it; flushing the rest at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     except MissingPackageError as error:
         if options.debug:
             raise
         print(f"pruned-rnnt {options.name}: {error}", file=sys.stderr)
         return EXIT_FAILED
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            # Flushing the rest at exit must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_FAILED
         explains_itself = _explains_itself(error)
         if options.debug or not (explains_itself or _is_out_of_memory(error)):
             raise
         prefix = "" if explains_itself else "memory ran out: "
-        print(f"pruned-rnnt {options.name}: {prefix}{error}", file=sys.stderr)
+        hint = " (--debug shows where)" if explains_itself and not _is_own(error) else ""
+        print(f"pruned-rnnt {options.name}: {prefix}{error}{hint}", file=sys.stderr)
         return EXIT_USAGE if _is_usage_error(error) else EXIT_FAILED
 
 
@@ -142,6 +144,13 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
     return options
 
 
+def _output_is_closed() -> bool:
+    """Whether the reader of standard output has closed it."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    return bool(output.poll(0))
+
+
 def _is_usage_error(error: Exception) -> bool:
     if isinstance(error, UsageError):
         return True
@@ -157,6 +166,16 @@ def _explains_itself(error: Exception) -> bool:
     from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 
     return isinstance(error, TrainingStopped)
+
+
+def _is_own(error: Exception) -> bool:
+    """True if the error was raised in this package, or names a file."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return True
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_globals["__name__"].startswith("pruned_rnnt")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

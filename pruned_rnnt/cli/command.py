@@ -78,9 +78,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments of the form `section.key=value`, and the other ones."""
-    settings = [argument for argument in arguments if "=" in argument]
-    return settings, [argument for argument in arguments if "=" not in argument]
+    """Arguments of the form `section.key=value`, and the other ones: existing paths, too."""
+    # os.path.exists takes texts that are too long for a path.
+    settings = [each for each in arguments if "=" in each and not os.path.exists(each)]  # noqa: PTH110
+    return settings, [argument for argument in arguments if argument not in settings]
 
 
 def config_of_run(options: argparse.Namespace) -> ExperimentConfig:
@@ -157,12 +158,13 @@ def run_inputs(
     from pruned_rnnt.train.run import run_config
 
     decode = config.decode
-    data = Path(config.data.path).resolve().name
-    own = Path(run_config(config.folder).data.path).resolve().name
+    data = Path(config.data.path).resolve()
+    own = Path(run_config(config.folder).data.path).resolve()
     return ResultInputs(
         split=decode.split,
-        data=data,
-        own_data=data == own,
+        data=data.name,
+        # The run's own may have been moved.
+        own_data=data.name == own.name and (data == own or not own.exists()),
         utterances="",
         checkpoint=loaded.name,
         model=fingerprint(loaded.model),

@@ -56,7 +56,13 @@ def inspect(options: argparse.Namespace, console: Console) -> int:
     is_run = options.target.is_dir()
     exported = options.target / model_file.FILE_NAME if is_run else options.target
     has_config = is_run and RunFolder(options.target).config.is_file()
-    if exported.suffix in _MODEL_FILES and exported.is_file() and not has_config:
+    is_model = exported.suffix in _MODEL_FILES and exported.is_file() and not has_config
+    if options.overrides and not options.keys and (is_model or is_run):
+        raise UsageError(
+            f"{' '.join(options.overrides)}: settings are for a configuration, or for a run with "
+            f"--keys; {options.target} is shown as it is: leave them out"
+        )
+    if is_model:
         if options.keys:
             raise UsageError(
                 f"{options.target} is a model, and --keys is for a run or a configuration: leave "

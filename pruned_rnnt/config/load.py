@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -76,11 +77,9 @@ def value_of(key: str, yaml_path: str | Path | None = None, overrides: Iterable[
 
     None if neither sets it. Raises ConfigError as `load_config` if they cannot be read.
     """
-    from omegaconf import OmegaConf
-
     layers = read_with_bases(config_file(yaml_path)) if yaml_path is not None else []
     nodes = [values for _, values in layers] + [parse_override(item) for item in overrides]
-    values = [OmegaConf.select(node, key) for node in nodes]
+    values = [_select(node, key) for node in nodes]
     return next((value for value in reversed(values) if value is not None), None)
 
 
@@ -156,7 +155,7 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
     # Copied once: OmegaConf.merge copies all settings for each layer.
     merged = copy.deepcopy(start)
     for source, values in layers:
-        _restore_words(start, values)
+        _restore_words(start, values, source)
         try:
             merged = OmegaConf.unsafe_merge(merged, values)
         except ConfigKeyError as error:
@@ -170,19 +169,30 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
         raise ConfigError(first_line(error)) from error
 
 
-def _restore_words(start: Any, values: Any) -> None:
+def _restore_words(start: Any, values: Any, source: str) -> None:
     """Replaces what YAML does not read as a text: `off`, and nothing for an empty one.
 
     Nothing is an empty text only where that is the default: `train.folder=` is a mistake.
+
+    Raises:
+        ConfigError: a text may have been another one, as 1.1 for 1.10, or False for no.
     """
     from omegaconf import OmegaConf
 
     for key, value in _leaves(OmegaConf.to_container(values)).items():
-        if value is None and OmegaConf.select(start, key) == "":
+        if not (value is None or isinstance(value, bool | float)):
+            continue
+        default = _select(start, key)
+        if value is None and default == "":
             OmegaConf.update(values, key, "")
         word = "on" if value else "off"
         if isinstance(value, bool) and not _fits(start, key, value) and _fits(start, key, word):
             OmegaConf.update(values, key, word)
+        elif value is not None and isinstance(default, str) and _fits(start, key, value):
+            raise ConfigError(
+                f"{source}: '{key}' needs a text, and YAML reads yours as {value!r}: write it in "
+                "quotes (in a shell in two kinds of them: '\"...\"')"
+            )
 
 
 def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
@@ -337,13 +347,7 @@ def _wrong_value(start: Any, source: str, values: Any, error: Any) -> str:
 
 def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
     """Why a value is wrong, without the types of OmegaConf that its own message names."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        wanted, given = OmegaConf.select(start, key), OmegaConf.select(values, key)
-    except OmegaConfBaseException:  # a key below a list
-        wanted = given = None
+    wanted, given = _select(start, key), _select(values, key)
     if isinstance(wanted, Mapping):
         inner = next(iter(leaves(wanted)), "key")
         return f"is a section: set the keys in it, such as {key}.{inner}"
@@ -355,6 +359,16 @@ def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
     if "ListConfig" in reason:
         return "takes one value, not a list"
     return "needs a value, got none" if "'None'" in reason else reason
+
+
+def _select(node: Any, key: str) -> Any:
+    """The value at `section.key`; None without one, or if the section is a list."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with suppress(OmegaConfBaseException):
+        return OmegaConf.select(node, key)
+    return None
 
 
 def _is_list(value: Any) -> bool:

@@ -33,6 +33,7 @@ from pruned_rnnt.diagnostics.labels import drawn_by_browser
 from pruned_rnnt.diagnostics.utterance_figure import spectrogram_figure
 from pruned_rnnt.model.build_model import as_transducer
 from pruned_rnnt.model.encoder import Encoder
+from pruned_rnnt.model.parameter_values import fingerprint
 from pruned_rnnt.model.quantisation import activation_ranges
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.report.ranges import RangeSection, range_section
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 # Of libsndfile's scale from 0 (best) to 1: about 45 kbit/s for speech at 16 kHz.
 _COMPRESSION = 0.5
+# Of those up to 16 kHz; libsndfile writes MP3 with no others.
+_MP3_RATES = (8000, 11025, 12000, SAMPLING_RATE)
 # Of the spectrogram and the lattice in a picture.
 _DOTS_PER_INCH = 80
 # Characters that may stand in a data URL as they are.
@@ -90,12 +93,12 @@ def audio_clip(cut: Any | None) -> Clip:
     try:
         with without_decoder_messages(may_be_mp3(cut)):
             samples_S = with_shar_audio(cut).load_audio()[0]
-    except Exception as error:  # readers of audio raise errors of every kind
+        rate = int(cut.sampling_rate)
+        if rate not in _MP3_RATES:
+            samples_S, rate = resample(samples_S, rate, SAMPLING_RATE), SAMPLING_RATE
+        return _encoded(samples_S, rate)
+    except Exception as error:  # readers and writers of audio raise errors of every kind
         return Clip("", f"audio cannot be read: {last_line(error)}")
-    rate = int(cut.sampling_rate)
-    if rate > SAMPLING_RATE:
-        samples_S, rate = resample(samples_S, rate, SAMPLING_RATE), SAMPLING_RATE
-    return _encoded(samples_S, rate)
 
 
 def picture_clip(figure: Any) -> Clip:
@@ -130,7 +133,7 @@ def _encoded(samples_S: Any, rate: int) -> Clip:
 class UtterancePictures:
     """Draws utterances of one result with the model that decoded it.
 
-    problem: the reason if lattices are missing or come from another checkpoint; otherwise empty.
+    problem: the reason if lattices are missing or come from another model; otherwise empty.
     """
 
     def __init__(self, config: ExperimentConfig, result: ResultFile) -> None:
@@ -149,6 +152,12 @@ class UtterancePictures:
         decode = dataclasses.replace(config.decode, checkpoint=checkpoint, **_of_model(result))
         try:
             loaded = load_model(dataclasses.replace(config, decode=decode))
+            decoded = result.inputs.model if result.inputs is not None else ""
+            if decoded and not self.problem and fingerprint(loaded.model) != decoded:
+                self.problem = (
+                    f"The lattices are those of another model: {checkpoint} was written again "
+                    f"after the result {result.setting}. Decode again to see its own."
+                )
             self.encoder = loaded.model.encoder
             self.model = as_transducer(loaded.model, "a picture of the lattice")
         except (OSError, ValueError) as error:
@@ -200,13 +209,18 @@ class UtterancePictures:
 
 def _checkpoint_of(config: ExperimentConfig, result: ResultFile) -> str | None:
     """The value of decode.checkpoint that made a result; None if it no longer exists."""
+
+    def is_of(name: str) -> bool:
+        if result.inputs is not None:
+            return name == result.inputs.checkpoint
+        return result.short_setting.endswith(f"-{name}")
+
     paths = CheckpointFolder(RunFolder(config.folder).checkpoints).paths()
-    if paths and result.short_setting.endswith(
-        f"-{paths[-1].stem}-average-last-{min(AVERAGED_CHECKPOINTS, len(paths))}"
-    ):
+    count = min(AVERAGED_CHECKPOINTS, len(paths))
+    if paths and is_of(f"{paths[-1].stem}-average-last-{count}"):
         return "average"
     candidates = [*paths, *sorted(config.folder.glob("*.pt"))]
-    return next((str(p) for p in candidates if result.short_setting.endswith(f"-{p.stem}")), None)
+    return next((str(path) for path in candidates if is_of(path.stem)), None)
 
 
 def _of_model(result: ResultFile) -> dict[str, Any]:

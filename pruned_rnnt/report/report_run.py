@@ -34,7 +34,6 @@ class ReportRun:
     steps: int
     metrics: tuple[dict[str, Any], ...]
     results: tuple[ResultFile, ...]
-    pattern: str
 
     @property
     def step(self) -> int:
@@ -95,5 +94,4 @@ def read_run(folder: Path, overrides: Sequence[str] = (), pattern: str = "*") ->
         steps=config.train.steps,
         metrics=tuple(read_metrics(folder)),
         results=tuple(results),
-        pattern=pattern,
     )

@@ -239,13 +239,19 @@ def set_section(
         names: of the run, and of the other one if there is a comparison.
     """
     speakers, languages = scored.by_speaker(), scored.by_language()
+    problems = [*scored.problems, *problems]
+    delays = None
+    try:
+        delays = delay_section(scored.result, key)
+    except ValueError as error:
+        problems.append(f"No emission delays: {error}.")
     return SetSection(
         key=key,
         scored=scored,
         comparison=comparison,
         durations=_duration_chart(key, scored, comparison, names),
         duration_rows=scored.by_duration(scored.duration_limits()),
-        delays=delay_section(scored.result, key),
+        delays=delays,
         speakers=group_table(speakers, f"{key}-speakers", "Speaker", scored.metric)
         if len(speakers) > 1
         else None,
@@ -260,7 +266,7 @@ def set_section(
         if comparison
         else None,
         worst=worst,
-        problems=[*scored.problems, *problems],
+        problems=problems,
         left_out=left_out,
         ranges=ranges,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from pruned_rnnt.report.charts import Chart, Line, line_chart
@@ -132,7 +133,7 @@ def series(
     size = max(1, math.ceil(len(points) / most))
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     # The last step of a group, so that the curve ends where the run does.
-    return [group[-1][0] for group in groups], [_mean([v for _, v in group]) for group in groups]
+    return [group[-1][0] for group in groups], [fmean([v for _, v in group]) for group in groups]
 
 
 def validation_table(run: ReportRun) -> tuple[list[str], list[list[str]]]:
@@ -161,7 +162,3 @@ def validation_table(run: ReportRun) -> tuple[list[str], list[list[str]]]:
 
 def _cell(value: float, form: Callable[[float], str]) -> str:
     return form(value) if math.isfinite(value) else "\N{EN DASH}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)

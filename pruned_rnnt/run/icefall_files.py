@@ -32,6 +32,8 @@ def write_icefall_files(
 ) -> float:
     """Write the three result files; returns the error rate in percent with two decimals.
 
+    It is NaN, `nan` in the files, without reference words.
+
     Args:
         folder: created if it does not exist.
         stem: STEM in the names of the files.
@@ -73,7 +75,7 @@ def _error_lines(transcripts: Sequence[Transcript], metric: str) -> tuple[list[s
     words = sum(len(transcript.reference) for transcript in transcripts)
     correct = sum(counts.correct for counts in statistics.words.values())
     errors = insertions + deletions + substitutions
-    rate = f"{100.0 * errors / words:.2f}" if words else "0.00"
+    rate = f"{100.0 * errors / words:.2f}" if words else "nan"
     lines = [
         f"%{metric} = {rate}",
         f"Errors: {insertions} insertions, {deletions} deletions, {substitutions} substitutions, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,7 +23,7 @@ from pruned_rnnt.system.json_file import from_json
 _METHODS = "|".join(get_args(get_type_hints(DecodeConfig)["method"]))
 # The first lines of an errs file.
 _ERRORS = re.compile(
-    r"%(?P<metric>\w+) = (?P<percent>[\d.]+)\n"
+    r"%(?P<metric>\w+) = (?P<percent>[\d.]+|nan)\n"
     r"Errors: (?P<ins>\d+) insertions, (?P<dels>\d+) deletions, (?P<subs>\d+) substitutions, "
     r"over (?P<words>\d+) reference words"
 )
@@ -40,7 +41,7 @@ class Token(NamedTuple):
 
 
 class ErrorSummary(NamedTuple):
-    """The errors of a result as its errs file has them; percent: the error rate."""
+    """The errors of a result as its errs file has them; percent: the error rate, or NaN."""
 
     metric: str
     percent: float
@@ -138,7 +139,9 @@ class ResultFile:
             substitutions=int(found["subs"]),
             reference_words=int(found["words"]),
         )
-        return ErrorSummary(found["metric"], float(found["percent"]), counts)
+        # Earlier versions wrote 0.00 without reference words.
+        percent = float(found["percent"]) if counts.reference_words else math.nan
+        return ErrorSummary(found["metric"], percent, counts)
 
     def read(self) -> tuple[list[ResultUtterance], int]:
         """The utterances, and the number of damaged lines (of a file that is being written)."""

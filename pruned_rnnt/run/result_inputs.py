@@ -23,7 +23,7 @@ class ResultInputs:
     """Everything that determines a result; equal inputs make equal results.
 
     split: of the prepared data.
-    data: name of the prepared folder. own_data: the run's own has this name.
+    data: name of the prepared folder. own_data: it is the run's own, maybe moved.
     utterances: digest of the utterances that were decoded: ids, texts and features.
     checkpoint: name of the checkpoint.
     model: fingerprint of the parameters.

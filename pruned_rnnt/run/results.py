@@ -5,6 +5,7 @@ error rates with the inputs of each (RUN/results/scores-*).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.icefall_files import write_icefall_files
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
-from pruned_rnnt.system.json_file import damaged, from_json, read_json
+from pruned_rnnt.system.json_file import damaged, from_json, read_json, without_nan
 from pruned_rnnt.system.whole_files import write_lines
 
 _PREFIX = "scores-"
@@ -74,7 +75,8 @@ class Measurement:
     def to_dict(self) -> dict[str, Any]:
         """Values for JSON."""
         own = {} if self.inputs is None else {"fingerprint": self.inputs.fingerprint}
-        return {**asdict(self), **own}
+        values: dict[str, Any] = without_nan({**asdict(self), **own})
+        return values
 
 
 def measurement_path(folder: Path, stem: str) -> Path:
@@ -89,6 +91,10 @@ def read_measurement(path: Path) -> Measurement:
     """
     advice = "remove it, and run `pruned-rnnt decode` again"
     values = read_json(path, advice)
+    for rate in (values.get("words"), values.get("characters")):
+        if isinstance(rate, dict):
+            unknown = {name: math.nan for name, value in rate.items() if value is None}
+            rate.update(unknown)
     try:
         return from_json(Measurement, values)
     except TypeError as error:
@@ -174,7 +180,8 @@ def _collect(folder: Path) -> None:
         found = []
         for path in sorted(folder.glob(measurement_path(folder, "*").name)):
             try:
-                found.append({"file": path.name, **read_json(path)})
+                # Earlier versions wrote NaN.
+                found.append(without_nan({"file": path.name, **read_json(path)}))
             except ValueError:
                 continue  # a damaged file; commands that read it name it
         text = json.dumps(found, indent=2, ensure_ascii=False)

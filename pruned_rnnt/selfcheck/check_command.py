@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -177,7 +178,12 @@ def _written(findings: Sequence[Finding], device: torch.device) -> str:
         library = library_file(device.type) if part == LOSSES else None
         if not of_part or (part == LOSSES and not backend_summary(device.type).startswith("nat")):
             continue  # no kernel of this part ran
-        current = current_switches(part, device.type, library)
+        # Of several kinds of GPUs, one was checked.
+        current = [
+            x
+            for x in current_switches(part, device.type, library)
+            if device.type == "cpu" or x.name == torch.cuda.get_device_name(device)
+        ]
         checked += current
         failed = [x for x in of_part if x.failure and x.plain_is_right]
         if failed:
@@ -201,8 +207,9 @@ def _as_json(
 ) -> dict[str, Any]:
     of_findings = [asdict(finding) for finding in findings]
     for finding in of_findings:
-        if finding["error"] is not None and finding["error"] == float("inf"):
-            finding["error"] = "infinite"  # JSON has no such number
+        if finding["error"] is not None and not math.isfinite(finding["error"]):
+            # JSON has no such numbers.
+            finding["error"] = "NaN" if math.isnan(finding["error"]) else "infinite"
     return {
         "machine": machine,
         "comparisons": of_findings,

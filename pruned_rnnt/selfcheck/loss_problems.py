@@ -168,11 +168,13 @@ def _training_loss(encoder: Tensor, predictor: Tensor, *, durations: bool) -> Ou
         )
     module = loss.to(encoder.device, encoder.dtype)
     losses = module(encoder, predictor, *_batch(encoder.device), 1000)
-    if encoder.requires_grad:
-        parameters = [x for _, x in sorted(module.named_parameters())]
-        found = torch.autograd.grad(losses.loss, parameters, retain_graph=True)
-        gradients = {"gradients of the weights": torch.cat([x.flatten() for x in found])}
-    return {"loss": losses.loss, "simple": losses.simple_loss.detach()} | gradients
+    parameters = [x for _, x in sorted(module.named_parameters())]
+    found = torch.autograd.grad(losses.loss, parameters, retain_graph=True)
+    return {
+        "loss": losses.loss,
+        "simple": losses.simple_loss.detach(),
+        "gradients of the weights": torch.cat([x.flatten() for x in found]),
+    }
 
 
 def loss_problems() -> list[LossProblem]:
@@ -196,9 +198,17 @@ def loss_problems() -> list[LossProblem]:
         LossProblem(name="pruned, packed", leaves=((sum(_LENGTHS) * _S, _V),), run=_pruned),
         LossProblem(name="simple", leaves=am_lm, run=_simple),
         LossProblem(
-            name="fused, whole lattice", leaves=(*projected, *output), run=_whole, scale=1.0
+            name="fused, whole lattice",
+            leaves=(*projected, *output),
+            run=lambda *x: _fused(*x, banded=False),
+            scale=1.0,
         ),
-        LossProblem(name="fused, pruned", leaves=(*projected, *output), run=_banded, scale=1.0),
+        LossProblem(
+            name="fused, pruned",
+            leaves=(*projected, *output),
+            run=lambda *x: _fused(*x, banded=True),
+            scale=1.0,
+        ),
         LossProblem(name="TDT", leaves=(full, (*full[:3], count)), run=_tdt),
         LossProblem(
             name="TDT, pruned",
@@ -242,11 +252,3 @@ def loss_problems() -> list[LossProblem]:
             )
         )
     return problems
-
-
-def _whole(*leaves: Tensor) -> Outputs:
-    return _fused(*leaves, banded=False)
-
-
-def _banded(*leaves: Tensor) -> Outputs:
-    return _fused(*leaves, banded=True)

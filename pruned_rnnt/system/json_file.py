@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -39,6 +40,15 @@ def damaged(path: Path, reason: object, advice: str = "") -> ValueError:
     """The error about the contents of a file; a KeyError as `reason` is a missing name."""
     said = f"it has no {reason}" if isinstance(reason, KeyError) else str(reason).splitlines()[0]
     return ValueError(f"{path} is damaged ({said[:200]})" + (f": {advice}" if advice else ""))
+
+
+def without_nan(value: Any) -> Any:
+    """Nested plain values with None for NaN and infinity, which JSON lacks."""
+    if isinstance(value, dict):
+        return {name: without_nan(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_json(kind: type[T], values: Any) -> T:

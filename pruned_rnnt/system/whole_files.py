@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,8 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     A reader sees the old file or the new one, also if this process ends in between.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # Not the process's number: those of several machines that share the folder may be equal.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             for line in lines:

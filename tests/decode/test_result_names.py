@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import shutil
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.run.result_file import find_results
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.run.results import free_stem, measurement_path
+from pruned_rnnt.system.whole_files import write_lines
 from tests.report.run_folders import transcript, write_decoded
 from tests.tiny_corpus import trained_run
 
@@ -117,12 +119,12 @@ def test_scores_hold_the_inputs_and_all_results(run: Path) -> None:
 
 
 def test_other_folders_have_other_sets(run: Path, corpus: Path, tmp_path: Path) -> None:
-    other = shutil.copytree(corpus, tmp_path / "calls")
-    decoded(run, f"data.path={other}")
-    (result,) = [each for each in find_results(run) if each.set_name == "test@calls"]
-    assert result.split == "test"
-    assert result.data_path == str(other)
-    assert (run / "results" / f"errs-{result.stem}.txt").is_file()
+    for name in ("calls", corpus.name):
+        other = shutil.copytree(corpus, tmp_path / name)
+        decoded(run, f"data.path={other}")
+        (result,) = [each for each in find_results(run) if each.data_path == str(other)]
+        assert (result.split, result.set_name) == ("test", f"test@{name}")
+        assert (run / "results" / f"errs-{result.stem}.txt").is_file()
 
 
 def inputs_of(**changes: Any) -> ResultInputs:
@@ -248,6 +250,19 @@ def test_processes_do_not_lose_each_others_rows(tmp_path: Path) -> None:
     scores = json.loads((tmp_path / "results/scores.json").read_text())
     assert {line["setting"] for line in scores} == {f"greedy-left{n}" for n in range(8)}
     assert not list((tmp_path / "results").glob(".*"))
+
+
+def test_writers_do_not_share_a_temporary_file(tmp_path: Path) -> None:
+    """As processes with the same number on two machines, whose folder is shared."""
+
+    def lines() -> Iterator[str]:
+        yield "first"
+        write_lines(tmp_path / "a", ["other"])
+        yield "last"
+
+    write_lines(tmp_path / "a", lines())
+    assert (tmp_path / "a").read_text() == "first\nlast\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 @pytest.mark.slow

@@ -108,7 +108,8 @@ def test_characters_are_counted_without_spaces(tmp_path: Path) -> None:
 
 def test_no_reference_words(tmp_path: Path) -> None:
     only_empty = [transcript("a", "", "word")]
-    assert write_icefall_files(tmp_path, "test-x", "greedy_search", only_empty) == 0.0
+    assert math.isnan(write_icefall_files(tmp_path, "test-x", "greedy_search", only_empty))
+    assert (tmp_path / "errs-test-x.txt").read_text().startswith("%WER = nan\n")
     assert count_errors(only_empty).rate == math.inf
     assert count_errors([transcript("a", "", "")]).rate == 0.0
     assert all(math.isnan(end) for end in confidence_interval(only_empty))

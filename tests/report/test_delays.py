@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from pruned_rnnt.decode.emission_delay import WordDelay, delay_lines
+from pruned_rnnt.report.report_command import make_report
 from pruned_rnnt.report.set_section import delay_section
 from pruned_rnnt.run.result_file import ResultFile
 from pruned_rnnt.system.whole_files import write_lines
+from tests.report.run_folders import NO_MEDIA, parse, transcript, write_decoded
+
+
+def test_a_damaged_file_is_named(run: Path) -> None:
+    stem = write_decoded(run, [transcript("a", "one", "one")])
+    (run / "results" / f"delays-{stem}.jsonl").write_text('{"id": "a", "wo')
+    page = parse(make_report(run, options=NO_MEDIA).html)
+    assert f"delays-{stem}.jsonl, line 1 is damaged" in page.text
 
 
 def test_histogram_and_percentiles(tmp_path: Path) -> None:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import soundfile
-from lhotse import CutSet
+from lhotse import CutSet, Recording
 from PIL import Image
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
-from pruned_rnnt.report.clips import ByteBudget, Clip, audio_clip
+from pruned_rnnt.report.clips import ByteBudget, Clip, _checkpoint_of, audio_clip
 from pruned_rnnt.report.report_run import read_run
 from pruned_rnnt.report.training_charts import validation_table
+from pruned_rnnt.run.result_file import find_results
 from tests.data import spoken_corpus
-from tests.report.run_folders import Element, parse, table, write_run
+from tests.report.run_folders import Element, parse, table, transcript, write_decoded, write_run
 from tests.tiny_corpus import tiny_overrides
 
 pytestmark = pytest.mark.slow
@@ -126,6 +130,38 @@ def test_without_the_checkpoint_pictures_have_no_lattice(run: Path, tmp_path: Pa
     assert spectrogram.width > 100
 
 
+def test_a_checkpoint_that_was_written_again_is_named(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    (scores,) = (copy / "results").glob("scores-*.json")
+    values = json.loads(scores.read_text())
+    values["inputs"]["model"] = "0" * 16
+    scores.write_text(json.dumps(values))
+    page = report(copy, tmp_path, "--utterances", "1", "--no-audio")
+    assert "The lattices are those of another model" in page.find("p", class_="hint")[0].text
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "found"),
+    [
+        ("my-model", "my-model.pt"),
+        ("model", "model.pt"),
+        ("average-last-5", "average-last-5.pt"),
+        # Of checkpoints that are no longer the newest ones.
+        ("step-00000001-average-last-5", None),
+    ],
+)
+def test_the_checkpoint_of_a_result_has_its_name(
+    tmp_path: Path, checkpoint: str, found: str | None
+) -> None:
+    for name in ("average-last-5.pt", "model.pt", "my-model.pt"):
+        (tmp_path / name).touch()
+    stem = write_decoded(tmp_path, [transcript("a", "b", "b")], checkpoint=checkpoint)
+    (result,) = find_results(tmp_path)
+    assert result.stem == stem
+    config: Any = SimpleNamespace(folder=tmp_path)
+    assert _checkpoint_of(config, result) == (found and str(tmp_path / found))
+
+
 def test_missing_recording_is_named(run: Path, tmp_path: Path) -> None:
     data = shutil.copytree(run.parent / "data", tmp_path / "data")
     shutil.rmtree(data / "audio")
@@ -171,6 +207,16 @@ def test_audio_of_a_shar(tmp_path: Path) -> None:
         assert rate == 8000
         assert len(samples) / rate == pytest.approx(cut.duration, abs=0.1)
         assert np.abs(samples).max() == pytest.approx(0.3, abs=0.1)
+
+
+@pytest.mark.parametrize(("rate", "written"), [(10000, 16000), (12000, 12000), (44100, 16000)])
+def test_audio_of_any_rate(tmp_path: Path, rate: int, written: int) -> None:
+    """libsndfile writes MP3 at a few rates alone."""
+    soundfile.write(tmp_path / "a.wav", 0.3 * np.sin(np.arange(rate) / 5), rate)
+    cut = Recording.from_file(tmp_path / "a.wav").to_cut()
+    samples, found = soundfile.read(payload(audio_clip(cut).url))
+    assert found == written
+    assert len(samples) / found == pytest.approx(1.0, abs=0.1)
 
 
 def test_data_with_features_only(corpus: Path) -> None:

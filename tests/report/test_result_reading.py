@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from pathlib import Path
 
 import pytest
 
 from pruned_rnnt.run.result_file import find_results
-from tests.report.run_folders import transcript, write_old_decoded
+from pruned_rnnt.run.results import measurement_path, read_measurement
+from tests.report.run_folders import transcript, write_decoded, write_old_decoded
 
 DECODED = [
     transcript("u-1", "über den wolken", "über wolken"),
@@ -84,3 +87,28 @@ def test_characters_of_a_result_that_counts_them(tmp_path: Path) -> None:
     assert [each.transcript for each in result.read()[0]] == expected
     result.nbest_path.unlink()
     assert [each.transcript for each in result.read()[0]] == expected
+
+
+def test_sets_without_reference_words(run: Path) -> None:
+    stem = write_decoded(run, [transcript("a", "", "word")])
+    (result,) = [each for each in find_results(run) if each.inputs is not None]
+    summary = result.summary()
+    assert summary is not None
+    assert math.isnan(summary.percent)
+    folder = result.folder
+    errors = folder / f"errs-{stem}.txt"
+    errors.write_text(errors.read_text().replace("= nan", "= 0.00"))  # as version 0.2 wrote it
+    summary = result.summary()
+    assert summary is not None
+    assert math.isnan(summary.percent)
+
+    scores = measurement_path(folder, stem)
+    text = scores.read_text()
+    json.loads(text, parse_constant=pytest.fail)
+    assert math.isnan(read_measurement(scores).words.upper)
+    # Version 0.2 wrote NaN, which is no JSON.
+    scores.write_text(text.replace('"upper": null', '"upper": NaN'))
+    assert math.isnan(read_measurement(scores).words.upper)
+    write_decoded(run, [transcript("a", "one", "one")], "dev")
+    all_scores = json.loads((folder / "scores.json").read_text(), parse_constant=pytest.fail)
+    assert sorted(line["words"]["upper"] is None for line in all_scores) == [False, True]

@@ -13,6 +13,7 @@ from pruned_rnnt.selfcheck import check_command, speed
 from pruned_rnnt.selfcheck.check_command import pick_device, run_check
 from pruned_rnnt.selfcheck.problem import Finding
 from pruned_rnnt.selfcheck.speed import measure_speeds
+from pruned_rnnt.system import switched_kernels
 from pruned_rnnt.system.optional_packages import PACKAGES_OF_EXTRA
 from pruned_rnnt.system.switched_kernels import ENCODERS, GRAPHS, LOSSES, read_switches
 from pruned_rnnt.system.usage_errors import UsageError
@@ -137,12 +138,31 @@ def test_advice_and_switch_of_each_part(
     )
 
 
-def test_infinite_errors_in_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_of_another_kind_stay_switched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    found(monkeypatch, Finding(part=LOSSES, what="x", error=float("inf"), failure="NaN"))
+    names = ["NVIDIA H100", "NVIDIA A10"]
+    monkeypatch.setattr(switched_kernels, "device_names", lambda device: names)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device.index])
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert "run in plain torch" in check_command._written([wrong(ENCODERS)], second)
+    right = Finding(part=ENCODERS, what="y", error=0.0, tolerance=1.0)
+    check_command._written([right], first)
+    assert [(x.part, x.name) for x in read_switches()] == [(ENCODERS, "NVIDIA A10")]
+    check_command._written([right], second)
+    assert read_switches() == []
+
+
+@pytest.mark.parametrize(("error", "written"), [(float("inf"), "infinite"), (float("nan"), "NaN")])
+def test_infinite_errors_in_json(
+    error: float, written: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    found(monkeypatch, Finding(part=LOSSES, what="x", error=error, failure="NaN"))
     run_check(cpu(), write=False, report=tmp_path / "r.json")
     values = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
-    assert values["comparisons"][0]["error"] == "infinite"
+    assert values["comparisons"][0]["error"] == written
     assert values["machine"]["torch"] == torch.__version__
 
 
