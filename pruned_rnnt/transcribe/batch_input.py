@@ -116,7 +116,8 @@ def parts_of_batch(
 def amplified(batch: BatchInput, gain_NT: Tensor) -> BatchInput:
     """The batch with the energy of each frame multiplied by exp(gain)."""
     samples = []
-    for samples_S, gain_T in zip(batch.samples, gain_NT.cpu(), strict=False):
+    gains = gain_NT.cpu() if batch.samples else ()  # a copy waits for the device
+    for samples_S, gain_T in zip(batch.samples, gains, strict=True):
         floats_S = as_floats(samples_S)
         factors_S = (gain_T / 2).exp().repeat_interleave(FRAME_SAMPLES).numpy()
         factors_S = np.pad(factors_S, (0, max(0, len(floats_S) - len(factors_S))), mode="edge")

@@ -141,6 +141,7 @@ class JoinedPath:
         self._tokenizer = tokenizer
         self._calibration = calibration
         self._with_words = with_words
+        self._has_words = any(name.startswith(WORD_START) for name in tokenizer.symbols)
         self._frame_seconds = frame_seconds
         self._symbols: list[int] = []
         self._parts: list[WordPart] = []
@@ -182,8 +183,9 @@ class JoinedPath:
     def _join(self, tokens: list[TimedToken], begin: float, marks: Sequence[Mark]) -> None:
         """Append tokens whose first ones may be of words that the path has, too, and marks."""
         self._make_tokens()
-        place = join(self._units(self._tokens), self._units(tokens), begin, self._end)
-        del self._tokens[place.keep :], tokens[: place.skip]
+        first = self._first_shared(begin)
+        place = join(self._units(self._tokens[first:]), self._units(tokens), begin, self._end)
+        del self._tokens[first + place.keep :], tokens[: place.skip]
         # Each window is marked where its own text is used.
         cut = tokens[0].start if tokens else self._end
         self.marks = clipped(self.marks, 0.0, cut) + clipped(marks, cut, math.inf)
@@ -192,6 +194,21 @@ class JoinedPath:
         self._tokens += [
             t._replace(start=max(t.start, earliest), end=max(t.end, earliest)) for t in tokens
         ]
+
+    def _first_shared(self, begin: float) -> int:
+        """The first token of the words that may agree with those of a window from `begin` on.
+
+        Without a pause in a recording, all of its tokens are before them.
+        """
+        first = len(self._tokens)
+        while first and self._tokens[first - 1].end > begin - _TOLERANCE_SECONDS:
+            first -= 1
+        # To the beginning of the word.
+        while self._has_words and 0 < first < len(self._tokens):
+            if self._tokens[first].token.startswith(WORD_START):
+                break
+            first -= 1
+        return first
 
     def _finish_words(self) -> None:
         """Make words of the path since the last pause, if they are wanted."""
@@ -229,7 +246,7 @@ class JoinedPath:
     def _units(self, tokens: Sequence[TimedToken]) -> list[TimedUnit]:
         """The words of a path, or its symbols if the model has no words."""
         spans = [(place, place + 1) for place in range(len(tokens))]
-        if any(name.startswith(WORD_START) for name in self._tokenizer.symbols):
+        if self._has_words:
             spans = word_spans([token.token for token in tokens])
         return [
             TimedUnit(

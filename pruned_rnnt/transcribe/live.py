@@ -11,6 +11,7 @@ Axes: S samples, C channels.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -230,7 +231,9 @@ def _problem(header: WavHeader) -> str | None:
 
 @contextmanager
 def microphone() -> Iterator[Microphone]:
-    """Open the default input device: one channel of 16-bit samples at 16 kHz.
+    """Open the default input device: one channel of 16-bit samples at 16 kHz, until Ctrl-C.
+
+    Ctrl-C at any time, also while a chunk is decoded, ends the source; a second one interrupts.
 
     Raises:
         MissingPackageError: sounddevice is not installed.
@@ -246,24 +249,45 @@ def microphone() -> Iterator[Microphone]:
         ) from error
     try:
         with sounddevice.RawInputStream(SAMPLING_RATE, channels=1, dtype="int16") as stream:
-            yield Microphone(stream)
+            source = Microphone(stream)
+            with _ctrl_c(source.stop):
+                yield source
     except sounddevice.PortAudioError as error:
         raise OSError(f"cannot open the microphone: {error}") from error
 
 
+@contextmanager
+def _ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` when the user presses Ctrl-C the first time."""
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop()
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Microphone:
-    """A source of raw samples that ends when the user presses Ctrl-C."""
+    """A source of raw samples that ends after `stop`."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._has_warned = False
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """End the source."""
+        self._is_stopped = True
 
     def read(self, size: int) -> bytes:
-        """`size` bytes; no bytes after Ctrl-C."""
-        try:
-            data, overflowed = self._stream.read(size // _BYTES_PER_SAMPLE)
-        except KeyboardInterrupt:
+        """`size` bytes; no bytes once the source has ended."""
+        if self._is_stopped:
             return b""
+        data, overflowed = self._stream.read(size // _BYTES_PER_SAMPLE)
         if overflowed and not self._has_warned:
             logger.warning("samples were lost: this machine is too slow to transcribe in real time")
             self._has_warned = True

@@ -24,6 +24,7 @@ from pruned_rnnt.decode.head_paths import HeadPath, Spikes
 from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.decode.word_times import FEATURE_SECONDS
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.transcribe.speech_energy import runs
 
 # The symbol at a frame may belong to the speech of so many feature frames before and after it; the
 # last one before a pause to more, because words are longer there.
@@ -92,10 +93,8 @@ def may_need_marks(loudest_T: Tensor, symbol_places: Sequence[int]) -> bool:
 
 def stretches(is_speech_T: Tensor) -> list[Stretch]:
     """The speech of one utterance, on the CPU, across short pauses."""
-    edges_T = torch.diff(nn.functional.pad(is_speech_T.int(), (1, 1)))
-    places = edges_T.nonzero()[:, 0].tolist()
     found: list[Stretch] = []
-    for begin, end in zip(places[::2], places[1::2], strict=True):
+    for begin, end in runs(is_speech_T):
         if found and begin - found[-1].end <= _SHORT_PAUSE:
             begin, _ = found.pop()
         found.append(Stretch(begin, end))

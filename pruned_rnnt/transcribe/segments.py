@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pruned_rnnt.config.checks import check_seconds
 from pruned_rnnt.data.audio.features import FEATURE_DIM, FRAME_SAMPLES
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.decode.word_times import FEATURE_SECONDS
-from pruned_rnnt.transcribe.speech_energy import is_digital_silence
+from pruned_rnnt.transcribe.speech_energy import is_digital_silence, runs
 
 LostSpeech = Literal["retry", "mark", "ignore"]
 
@@ -192,12 +192,11 @@ class Segmenter:
 
     def _decide(self, is_speech_T: Tensor) -> None:
         """Append the speech of the next frames."""
-        edges_T = torch.diff(nn.functional.pad(is_speech_T.int(), (1, 1)))
-        places = (edges_T.nonzero()[:, 0] + self._known).tolist()
-        for begin, end in zip(places[::2], places[1::2], strict=True):
+        for first, end in runs(is_speech_T):
+            begin = first + self._known
             if self._speech and self._speech[-1][1] == begin:
                 begin, _ = self._speech.pop()
-            self._speech.append((begin, end))
+            self._speech.append((begin, end + self._known))
         self._known += len(is_speech_T)
 
     def _segments(self, *, is_last: bool) -> Iterator[Segment]:

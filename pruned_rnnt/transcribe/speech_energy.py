@@ -97,6 +97,12 @@ def in_long_rows(is_true_NT: Tensor, frames: int = _LEAST_FRAMES) -> Tensor:
     return nn.functional.max_pool1d(begins_NT, frames, stride=1) > 0
 
 
+def runs(is_true_T: Tensor) -> list[tuple[int, int]]:
+    """The first frame and the end (exclusive) of each row of true frames; (T,) bool, on the CPU."""
+    places = torch.diff(nn.functional.pad(is_true_T.int(), (1, 1))).nonzero()[:, 0].tolist()
+    return list(zip(places[::2], places[1::2], strict=True))
+
+
 def _largest_nearby(values_NT: Tensor, frames: int) -> Tensor:
     return nn.functional.max_pool1d(values_NT, 2 * frames + 1, stride=1, padding=frames)
 

@@ -145,7 +145,8 @@ class _StateSlots:
                 torch.cat((own, one.expand(added, *one.shape[1:])))
                 for own, one in zip(self._tensors, self._start, strict=True)
             )
-            self._free = list(range(used + added - 1, used - 1, -1))
+            # The memory for them may have come from streams that released their slots just now.
+            self._free += range(used + added - 1, used - 1, -1)
             return self._free.pop()
         slot = self._free.pop()
         self._set([slot], 0)

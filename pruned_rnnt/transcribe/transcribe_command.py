@@ -14,6 +14,7 @@ from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, seconds_in_header
 from pruned_rnnt.decode.word_times import ctm_name
 from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.system.console import progress_bar
+from pruned_rnnt.system.folders import files_below
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
@@ -27,6 +28,7 @@ from pruned_rnnt.transcribe.transcription import (
     is_transcript,
     mark_text,
     transcript,
+    without_surrogates,
 )
 
 if TYPE_CHECKING:
@@ -49,10 +51,12 @@ class AudioInput(NamedTuple):
 def audio_inputs(arguments: Sequence[str]) -> list[AudioInput]:
     """The files named, and the audio files in the folders named, at any depth, sorted by path.
 
+    Links to folders are followed; each folder is read once.
     Names of audio files that cannot be read are among them, such as links to nothing.
 
     Raises:
         UsageError: a folder has no audio files.
+        OSError: a folder cannot be listed.
     """
     return [found for argument in arguments for found in _inputs(Path(argument))]
 
@@ -61,8 +65,8 @@ def _inputs(path: Path) -> Iterator[AudioInput]:
     if not path.is_dir():
         yield AudioInput(path, path.stem)
         return
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES)
-    files = [file for file in files if not file.is_dir()]
+    found = (parent / name for parent, names in files_below(path) for name in names)
+    files = sorted(file for file in found if file.suffix.lower() in AUDIO_SUFFIXES)
     if not files:
         raise UsageError(
             f"no audio files below {path}: expected files that end in {', '.join(AUDIO_SUFFIXES)}"
@@ -156,7 +160,7 @@ def write_transcript(result: Transcription, item: AudioInput, options: argparse.
     except FileNotFoundError:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    print(f"wrote {target}")
+    print(f"wrote {without_surrogates(str(target))}")
 
 
 def _reason(path: Path, error: Exception) -> str:

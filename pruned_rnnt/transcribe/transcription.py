@@ -26,7 +26,9 @@ from pruned_rnnt.transcribe.lost_speech import Mark
 _PAUSE_SECONDS = 0.8
 _MOST_SECONDS = 6.0
 _MOST_CHARACTERS = 80
-# And other control characters; surrogates stand for bytes that are no UTF-8.
+# They stand for bytes of a file's name that are no UTF-8, and cannot be written.
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+# And other control characters, and surrogates.
 _LINE_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # Characters to read of a line; the path of an audio file is shorter.
 _MOST_LINE = 10_000
@@ -93,9 +95,8 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     srt: numbered subtitles; a mark is one in brackets.
     ctm: `name 1 start duration word confidence` for each word; a mark is a comment.
     """
-    if kind != "jsonl":
-        # A line break in a file's name would begin another line.
-        name = _LINE_BREAKS.sub(_escaped, name)
+    # A line break in a file's name would begin another line, but JSON has its own escapes.
+    name = without_surrogates(name) if kind == "jsonl" else _LINE_BREAKS.sub(_escaped, name)
     if kind == "srt":
         return _srt(result)
     if kind == "ctm":
@@ -146,6 +147,11 @@ def is_transcript(file: Path, name: str, kind: str) -> bool:
         return columns[0].rpartition("/")[2] == ctm_name(stem) and columns[1:2] == ["1"]
     cell, tab, _ = first.partition("\t")
     return bool(tab) and Path(cell).stem == stem
+
+
+def without_surrogates(name: str) -> str:
+    """A file's name with escapes for its bytes that are no UTF-8, which cannot be written."""
+    return _SURROGATES.sub(_escaped, name)
 
 
 def _escaped(found: re.Match[str]) -> str:

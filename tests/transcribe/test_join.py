@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from pruned_rnnt.transcribe.joined_path import TimedUnit, join
+from pruned_rnnt.decode.search.interface import Hypothesis
+from pruned_rnnt.transcribe import joined_path
+from pruned_rnnt.transcribe.joined_path import (
+    Join,
+    JoinedPath,
+    SegmentPlace,
+    TimedUnit,
+    join,
+)
 
 
 def units(text: str, begin: float = 0.0, seconds: float = 0.5) -> list[TimedUnit]:
@@ -56,3 +68,42 @@ def test_without_agreement_the_middle_divides() -> None:
 def test_the_same_word_at_another_time_does_not_agree() -> None:
     one, other = units("go a b c"), units("d e go", 1.0)
     assert join(one, other, 1.0, 2.0) == (3, 1)
+
+
+def symbols_of_windows(names: Sequence[str], windows: int) -> list[int]:
+    """The joined symbols of windows of 6 s that share 2 s: a symbol every 0.2 s, some wrong."""
+    tokenizer: Any = SimpleNamespace(symbols=names)
+    path = JoinedPath(tokenizer, with_words=False)
+    for window in range(windows):
+        begin = 400 * window
+        symbols = [(begin // 20 + n) * 7 % (len(names) - 1) + 1 for n in range(30)]
+        symbols[window % 30] = 1
+        found = Hypothesis(
+            symbols=tuple(symbols),
+            frames=tuple(range(0, 150, 5)),
+            score=0.0,
+            symbol_scores=(-0.1,) * 30,
+        )
+        path.append(found, None, SegmentPlace(begin, 200 if window else 0, 600))
+    return list(path.symbols)
+
+
+@pytest.mark.parametrize(
+    "names", [[*"<abcdefghijk"], ["<", *"abc", "\u2581d", *"efgh", "\u2581i", *"jk"]]
+)
+def test_a_join_takes_the_same_time_at_any_place_of_a_recording(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def counted(first: Sequence[TimedUnit], *rest: Any) -> Join:
+        seen.append(len(first))
+        return join(first, *rest)
+
+    monkeypatch.setattr(joined_path, "join", counted)
+    found = symbols_of_windows(names, 40)
+    assert max(seen) <= 2 * seen[0] < 30
+    # The words before make no difference.
+    monkeypatch.setattr(JoinedPath, "_first_shared", lambda *_: 0)
+    assert symbols_of_windows(names, 40) == found
+    assert max(seen) > 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -333,3 +334,17 @@ def test_nothing_that_launches_a_batch_waits_for_the_gpu(method: str, is_zipform
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert list(map(str, found)) == list(map(str, expected))
+
+
+def test_nan_in_the_model_is_an_error_and_no_path_an_empty_text(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recogniser = load(str(model))
+    assert isinstance(recogniser, Recogniser)
+    monkeypatch.setattr(recogniser, "_search", lambda *_: [[]])
+    (nothing,) = recogniser.transcribe_each([sound(1.0)])
+    assert nothing.text == ""
+    lost = Hypothesis(symbols=(3,), frames=(0,), score=math.nan, symbol_scores=(math.nan,))
+    monkeypatch.setattr(recogniser, "_search", lambda *_: [[lost]])
+    with pytest.raises(ValueError, match=r"segment 1 of 1: the score .* is nan"):
+        list(recogniser.transcribe_each([sound(1.0)]))

@@ -98,6 +98,13 @@ def test_samples_are_amplified_like_features(dtype: type) -> None:
         )
 
 
+def test_without_samples_nothing_waits_for_the_device() -> None:
+    batch = BatchInput(
+        torch.zeros(1, 9, 80, device="meta"), torch.tensor([9]), torch.tensor([False])
+    )
+    assert not amplified(batch, torch.zeros(1, 9, device="meta")).samples
+
+
 def path(symbols: tuple[int, ...], frames: tuple[int, ...], *scores: float) -> FoundPath:
     """A path without a head, with a score of each symbol."""
     hypothesis = Hypothesis(symbols=symbols, frames=frames, score=sum(scores), symbol_scores=scores)

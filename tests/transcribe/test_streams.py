@@ -24,7 +24,7 @@ from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.stream import FinalText, Stream
-from pruned_rnnt.transcribe.stream_group import step
+from pruned_rnnt.transcribe.stream_group import _StateSlots, step
 from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model, tiny_zipformer
 from tests.transcribe.random_model import save_random_model, sound
 
@@ -273,6 +273,24 @@ def test_stream_that_leaves_gives_its_memory_to_the_next(tokenizer: Tokenizer) -
     other = recogniser.stream(left=4)
     other.accept_waveform(voice(0))
     assert recogniser.step([streams[1], other]) == [other]
+
+
+def test_a_slot_that_is_released_while_others_are_made_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slots = _StateSlots((torch.zeros(1, 2),), 0)
+    taken = [slots.take(), slots.take()]
+
+    def cat_and_release(tensors: Any) -> Any:
+        slots.release(taken[0])
+        return torch.concat(tensors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "cat", cat_and_release)
+        taken.append(slots.take())
+    # Of four rows, two are in use.
+    assert taken == [0, 1, 2]
+    assert sorted([slots.take(), slots.take()]) == [0, 3]
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +22,7 @@ from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.export.model_file import load_model
+from pruned_rnnt.transcribe.live import microphone
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import AudioPiece, SegmentConfig, Segmenter
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
@@ -272,7 +274,7 @@ def test_a_channel_can_be_chosen(
 
 
 def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -> ModuleType:
-    """The part of sounddevice that is used; at the end of `source` it raises KeyboardInterrupt."""
+    """The part of sounddevice that is used; at the end of `source` the user presses Ctrl-C."""
     module = ModuleType("sounddevice")
 
     class Stream:
@@ -289,8 +291,8 @@ def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -
 
         def read(self, frames: int) -> tuple[memoryview, bool]:
             data = source.read(2 * frames)
-            if not data:
-                raise KeyboardInterrupt
+            if source.tell() == len(source.getbuffer()):
+                signal.raise_signal(signal.SIGINT)
             return memoryview(data), True
 
     module.RawInputStream = Stream  # type: ignore[attr-defined]
@@ -301,6 +303,7 @@ def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -
 def test_microphone_gives_the_text_of_standard_input(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """After Ctrl-C, all that was said before is transcribed."""
     data = (sound(2.0) * 32767).astype(np.int16).tobytes()
     stdin = ModuleType("stdin")
     stdin.buffer = io.BytesIO(data)  # type: ignore[attr-defined]
@@ -309,12 +312,23 @@ def test_microphone_gives_the_text_of_standard_input(
     expected = capsys.readouterr().out
     assert len(expected) > 5
     source = io.BytesIO(data)
+    before = signal.getsignal(signal.SIGINT)
     monkeypatch.setitem(sys.modules, "sounddevice", fake_sounddevice(source))
     assert main(["transcribe", str(model), "--microphone", "--chunk", "8", "--left", "8"]) == 0
     shown = capsys.readouterr()
     assert shown.out == expected
     assert shown.err.count("samples were lost") == 1
     assert source.closed
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_twice_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", fake_sounddevice(io.BytesIO(bytes(100))))
+    with microphone() as source:
+        signal.raise_signal(signal.SIGINT)
+        assert source.read(10) == b""
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("option", ["--chunk", "--left"])

@@ -19,6 +19,7 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.transcribe import recordings
 from pruned_rnnt.transcribe.live import open_samples
+from pruned_rnnt.transcribe.transcribe_command import audio_inputs
 from tests.transcribe.random_model import save_random_model, sound
 
 
@@ -60,6 +61,16 @@ def test_all_audio_files_of_a_folder_are_transcribed(
     assert main(["transcribe", str(model), str(model)]) == EXIT_USAGE
     message = f"no audio files below {model}: expected files that end in .wav"
     assert message in capsys.readouterr().err
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    for name in ("audio/b.wav", "disk/2024/a.wav"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    (tmp_path / "audio/calls").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk/up").symlink_to(tmp_path / "audio")
+    found = audio_inputs([str(tmp_path / "audio")])
+    assert [item.name for item in found] == ["b", "calls/2024/a"]
 
 
 @pytest.mark.parametrize(

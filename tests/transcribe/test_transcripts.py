@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import re
+import sys
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.transcribe.lost_speech import Mark
+from pruned_rnnt.transcribe.transcribe_command import AudioInput, write_transcript
 from pruned_rnnt.transcribe.transcription import (
     Transcription,
     is_transcript,
@@ -39,6 +44,22 @@ def test_json_lines() -> None:
     assert values["text"] == "one twö three"
     assert values["score"] == -1.2346
     assert values["words"][1] == {"word": "twö", "start": 0.4, "end": 0.6, "confidence": 0.5}
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "srt", "ctm"])
+def test_names_that_are_no_utf8(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(os.fsdecode(b"caf\xe9.wav"))
+    output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", output)
+    for folder in (None, tmp_path):
+        options = Namespace(format=kind, output=folder, times=False)
+        write_transcript(example(), AudioInput(path, path.stem), options)
+    (written,) = tmp_path.iterdir()
+    assert os.fsencode(written.stem) == b"caf\xe9"
+    output.flush()
+    shown = output.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert shown.startswith(written.read_text())
+    assert "caf\\udce9" in shown
 
 
 def test_subtitle_times_have_hours() -> None:
