@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -41,7 +42,8 @@ def column_of(termination_symbol: int, scores: Tensor) -> int:
     if (
         not isinstance(scores, Tensor)
         or not scores.dim()
-        or not isinstance(termination_symbol, int)
+        or not isinstance(termination_symbol, Integral)
+        or isinstance(termination_symbol, bool)
     ):
         return termination_symbol
     size = scores.shape[-1]

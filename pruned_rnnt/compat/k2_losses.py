@@ -35,6 +35,8 @@ from pruned_rnnt.loss.checks import (
     check_floating,
     check_one_of,
     check_tensor,
+    first_bad,
+    readable,
 )
 from pruned_rnnt.loss.results import reduced
 from pruned_rnnt.ops.common.utterances import as_int32
@@ -226,7 +228,9 @@ def _loss_of_logits(
 
 def _loss_of_log_probs(px: Tensor, py: Tensor, options: _Options) -> Tensor | LossAndGrads:
     """The loss from log-probabilities in k2's layout."""
-    boundary, _, delay_penalty, reduction, return_grad = options
+    boundary, rnnt_type, delay_penalty, reduction, return_grad = options
+    if rnnt_type != "regular":
+        _check_frames(px, py, boundary, rnnt_type)
     if delay_penalty > 0.0:
         frame_count = py.shape[2]
         last = frame_count - 1 if boundary is None else boundary[:, 3, None, None].to(px) - 1
@@ -235,6 +239,23 @@ def _loss_of_log_probs(px: Tensor, py: Tensor, options: _Options) -> Tensor | Lo
     scores, grads = mutual_information_recursion(px, py, boundary, return_grad=True)
     loss = reduced(-scores, reduction)
     return (loss, grads) if return_grad else loss
+
+
+def _check_frames(px: Tensor, py: Tensor, boundary: Tensor | None, rnnt_type: str) -> None:
+    """ValueError for more symbols than frames, where values may be read, as by the native losses.
+    A box without frames has no native loss; its symbols score -inf."""
+    if not readable(False, px, boundary):
+        return
+    if boundary is None:
+        box = (0, 0, px.shape[1], py.shape[2])
+        boundary = torch.tensor(box, device=px.device).expand(px.shape[0], 4)
+    symbols, frames = (boundary[:, 2:] - boundary[:, :2]).unbind(1)
+    n = first_bad((symbols > frames) & (frames > 0))
+    if n is not None:
+        raise ValueError(
+            f"utterance {n} has no path: {int(symbols[n])} symbols need at least as many frames "
+            f"with rnnt_type {rnnt_type!r}, but it has {int(frames[n])}"
+        )
 
 
 def _is_native(symbols: Tensor, blank: int, boundary: Tensor | None) -> bool:

@@ -26,7 +26,8 @@ from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.joint_inputs import JointInputs
 from pruned_rnnt.compat.package_names import named_as
 from pruned_rnnt.compat.pruned_joint import PrunedOptions, check_supported
-from pruned_rnnt.loss.checks import check_flag, check_integers
+from pruned_rnnt.loss.checks import check_flag, check_integers, check_tensor
+from pruned_rnnt.loss.durations import check_durations
 
 REDUCTIONS = ("mean_volume", "mean_batch", "mean", "sum", "none")
 _LOSS_TYPE, _TDT_LOSS_TYPE = "ParakeetForRNNT", "ParakeetForTDT"
@@ -117,7 +118,7 @@ def tdt_loss(
     _check(reduction, target_lengths)
     batch = (targets, logit_lengths, target_lengths)
     options: dict[str, Any] = {
-        "durations": tuple(durations),
+        "durations": check_durations(durations),
         "sigma": sigma,
         "omega": omega,
         "blank": blank_token_id,
@@ -173,7 +174,7 @@ def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
     )
     return rnnt_loss(
         logits,
-        targets.to(logits.device),
+        _beside(targets, logits),
         logit_lengths,
         target_lengths,
         blank,
@@ -201,13 +202,19 @@ def parakeet_tdt_loss(**arguments: Any) -> Tensor:
     return tdt_loss(
         logits,
         duration_logits,
-        targets.to(logits.device),
+        _beside(targets, logits),
         logit_lengths,
         target_lengths,
         blank,
         durations,
         **{name: arguments[name] for name in _TDT_OPTIONS if name in arguments},
     )
+
+
+def _beside(labels: Tensor, logits: Tensor | JointInputs) -> Tensor:
+    """The labels on the device of the logits, which the loss checks under their own name."""
+    check_tensor("labels", labels)
+    return labels.to(getattr(logits, "device", labels.device))
 
 
 def _given(

@@ -37,6 +37,8 @@ OPSET = 20
 # Range of T that torch.export assumes; ONNX files accept any length of at least one encoder frame.
 # The maximum is ten minutes: attention over more would not fit in memory.
 MIN_FRAMES, MAX_FRAMES = 17, 60_000
+# An ONNX file is one protobuf message, whose size is a signed integer of 32 bits.
+_MOST_BYTES = 2**31 - 1
 
 
 class OfflineEncoderGraph(nn.Module):
@@ -199,9 +201,17 @@ def write_onnx(graph: Graph, path: Path) -> None:
     """Write the graph as one ONNX file, with nodes named after modules of the model.
 
     Raises:
-        ExportError: torch cannot export its modules.
+        ExportError: torch cannot export its modules, or they have more than 2 GB of parameters.
     """
     import onnx
+
+    values = (*graph.module.parameters(), *graph.module.buffers())
+    size = sum(value.numel() * value.element_size() for value in values)
+    if size > _MOST_BYTES:
+        raise ExportError(
+            f"the {graph.name} has {size / 1e9:.1f} GB of parameters, and an ONNX file can hold "
+            f"{_MOST_BYTES / 1e9:.1f} GB: use --format torch"
+        )
 
     with warnings.catch_warnings(), torch.inference_mode(), _one_line_errors(graph):
         # The exporter warns about its own internals; what it cannot export raises an error.

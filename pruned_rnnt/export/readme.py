@@ -269,7 +269,7 @@ def _quantised(names: Sequence[str], results: Mapping[str, Any]) -> str:
     parts = []
     if results:
         lines = [
-            "| files | size of fp32 | measured on | words | errors | fp32 | difference "
+            "| files | size of fp32 | measured on | counted | errors | fp32 | difference "
             "| 95% interval | bound | layers in fp32 |",
             "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         ]
@@ -278,7 +278,7 @@ def _quantised(names: Sequence[str], results: Mapping[str, Any]) -> str:
                 name,
                 f"1/{each['fp32_bytes'] / each['bytes']:.2f}",
                 each["measured_on"],
-                f"{each['words']:,}",
+                f"{each['words']:,} {each.get('unit', 'words')}",
                 f"{each['errors']:,} ({each['errors'] / each['words']:.2%})",
                 f"{each['fp32_errors']:,} ({each['fp32_errors'] / each['words']:.2%})",
                 f"{100 * each['difference']:+.2f} points",

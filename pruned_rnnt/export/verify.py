@@ -253,7 +253,11 @@ class Pair:
         }
         names = self.graph.output_names
         for name, mine, other in zip(names, outputs, self.session.run(None, feeds), strict=True):
-            difference = np.abs(mine.numpy().astype(np.float64) - other)
+            with np.errstate(invalid="ignore"):
+                difference = np.abs(mine.numpy().astype(np.float64) - other)
+            # `max` ignores NaN; infinities of one sign are equal, though their difference is NaN.
+            difference = np.where(mine.numpy() == other, 0.0, difference)
+            difference = np.nan_to_num(difference, nan=np.inf, posinf=np.inf)
             self.largest[name] = max(self.largest[name], float(difference.max(initial=0.0)))
         return outputs
 

@@ -20,6 +20,7 @@ from pruned_rnnt.finetune.source import Source
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
+from pruned_rnnt.system.whole_files import write_lines
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model
@@ -58,7 +59,7 @@ class Evaluation:
         self.ranks = ranks
         self.device = device
         if source is None:
-            self.sets = _saved(config.folder)
+            self.sets = _saved(config)
         else:
             old = config.data.old_path or source.data_path
             self.sets = _test_sets(config, old)
@@ -66,6 +67,7 @@ class Evaluation:
     def measure_source(self) -> None:
         """Decode all sets with the source model; nothing if a run is continued.
 
+        Call it once, after the task has made its model: it frees the parameters of the source.
         Logs a warning first if the training will make the model worse on its old domain.
         """
         if self.source is None:
@@ -80,7 +82,8 @@ class Evaluation:
         model = self.source.model.to(self.device)
         for each in self.sets:
             each.before = self._decode(each, model, self.source.tokenizer)
-        model.cpu()
+        # Its parameters are in the new model by now; training needs this memory.
+        model.to("meta")
 
     def measure_result(self) -> None:
         """Decode all sets with the checkpoint that decode.checkpoint names; save the results."""
@@ -97,9 +100,7 @@ class Evaluation:
             "source": self.config.train.init,
             "sets": [dataclasses.asdict(each) for each in self.sets],
         }
-        RunFolder(folder).finetuning.write_text(
-            json.dumps(values, indent=2) + "\n", encoding="utf-8"
-        )
+        write_lines(RunFolder(folder).finetuning, [json.dumps(values, indent=2)])
 
     def show(self) -> None:
         """Print the error rates as a table."""
@@ -163,11 +164,12 @@ def _same(path: str, other: str) -> bool:
     return Path(path).resolve() == Path(other).resolve()
 
 
-def _saved(folder: Path) -> list[TestSet]:
-    path = RunFolder(folder).finetuning
+def _saved(config: ExperimentConfig) -> list[TestSet]:
+    """The sets of a run that is continued; without its file, their rates before are unknown."""
+    path = RunFolder(config.folder).finetuning
     if not path.is_file():
-        return []
-    advice = "remove it, and the sets are decoded again"
+        return _test_sets(config, config.data.old_path)
+    advice = "remove it: the sets are then decoded after fine-tuning alone"
     values = read_json(path, advice)
     try:
         sets = [from_json(TestSet, each) for each in values["sets"]]

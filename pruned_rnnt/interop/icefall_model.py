@@ -285,15 +285,15 @@ def _encoder_config(
     return ZipformerConfig(**(sizes | dict(changes)))
 
 
-def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
+def to_icefall_state(model: TransducerModel) -> dict[str, Tensor]:
     """Parameters of a transducer with the recipe's names and shapes, complete for strict loading.
 
     Args:
         model: has a `Zipformer` as `encoder` and a `StatelessPredictor` as `predictor`.
 
     Raises:
-        ValueError: the model has another encoder or predictor, or normalises its features, which
-            the recipe does not.
+        ValueError: the model has another encoder, predictor, joiner or loss than the recipe, or
+            normalises its features, which the recipe does not.
     """
     encoder, predictor = model.encoder, model.predictor
     if not isinstance(encoder, Zipformer):
@@ -308,6 +308,21 @@ def to_icefall_state(model: nn.Module) -> dict[str, Tensor]:
     if not isinstance(predictor, StatelessPredictor):
         raise ValueError(
             f"the predictor is a {type(predictor).__name__}, icefall's recipe needs a stateless one"
+        )
+    if model.loss_config.durations:
+        raise ValueError(
+            f"loss.durations is {list(model.loss_config.durations)}, icefall's recipe has no "
+            "durations: export with --format onnx, nemo or torch"
+        )
+    if model.loss_config.kind != "pruned":
+        raise ValueError(
+            f"loss.kind is {model.loss_config.kind!r}, so the model lacks simple_am_proj and "
+            "simple_lm_proj, which icefall's recipe has: train with loss.kind=pruned"
+        )
+    if model.config.joiner_activation != "tanh":
+        raise ValueError(
+            f"model.joiner_activation is {model.config.joiner_activation!r}, the joiner of "
+            "icefall's recipe has tanh"
         )
     state = {}
     for name, value in model.state_dict().items():

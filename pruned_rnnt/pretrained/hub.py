@@ -7,22 +7,19 @@ HF_HUB_OFFLINE=1).
 
 from __future__ import annotations
 
-import fnmatch
+import logging
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 from pruned_rnnt.system.optional_packages import require
 
+logger = logging.getLogger(__name__)
+
 _PREFIX = re.compile(r"hf:/{1,2}")  # a Path has one slash
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Not needed to load a model: programs for torch.export, and ONNX files of smaller precision.
 _NOT_FETCHED = ["*.pt2", "*.int8.onnx", "*.fp16.onnx", "*jit*.pt", "*.wav"]
-# Files of an earlier push that the new one may not have.
-_REPLACED = [
-    *("*.onnx", "*.pt", "*.pt2", "*.nemo", "*.safetensors"),
-    *("*.json", "*.model", "*.txt", "*.py"),
-]
 
 
 class HubError(ValueError):
@@ -95,8 +92,9 @@ def fetch(name: HubName) -> Path:
 def push(folder: Path, name: HubName, *, private: bool = False, message: str = "") -> str:
     """Upload an exported folder as one commit; returns the address of the commit.
 
-    Creates the repository if there is none. Model files in it that the folder does not have are
-    deleted. In the uploaded README the examples load the repository instead of a local folder.
+    Creates the repository if there is none. Files of earlier exports in it that the folder does
+    not have are deleted, and logged; others stay. In the uploaded README the examples load the
+    repository instead of a local folder.
 
     Args:
         folder: what `pruned-rnnt export` wrote.
@@ -110,12 +108,16 @@ def push(folder: Path, name: HubName, *, private: bool = False, message: str = "
     require("huggingface_hub")
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
+    # Imported here because it loads the whole export, which fetching a model does not need.
+    from pruned_rnnt.pretrained.export_folder import EXPORTED_FILES
+
+    exported = {file for names in EXPORTED_FILES.values() for file in names}
     api = HfApi(library_name="pruned_rnnt")
     files = _files_to_push(folder, name)
     try:
         api.create_repo(name.repository, private=private, exist_ok=True)
         before = api.list_repo_files(name.repository, revision=name.revision)
-        stale = [path for path in before if path not in files and _is_replaced(path)]
+        stale = [path for path in before if path in exported and path not in files]
         done = api.create_commit(
             name.repository,
             [
@@ -131,11 +133,9 @@ def push(folder: Path, name: HubName, *, private: bool = False, message: str = "
             f"{folder} cannot be pushed to {name}: {_first_line(error)} (log in with `hf auth "
             "login`, or set HF_TOKEN to a token that may write)"
         ) from error
+    if stale:
+        logger.info("deleted from %s, of an earlier export: %s", name, ", ".join(stale))
     return str(done.commit_url)
-
-
-def _is_replaced(path: str) -> bool:
-    return "/" not in path and any(fnmatch.fnmatch(path, pattern) for pattern in _REPLACED)
 
 
 def _files_to_push(folder: Path, name: HubName) -> dict[str, Path | bytes]:

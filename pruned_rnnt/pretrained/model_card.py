@@ -7,6 +7,7 @@ the card says that the model is not evaluated.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,6 @@ from pruned_rnnt.train.run import LoadedModel
 FILE_NAME = "README.md"
 _LIBRARY = "pruned_rnnt"
 _TASK = "automatic-speech-recognition"
-# Settings that name files of one machine: the card has only the last part of the path.
-_PATHS = {"data": ("path", "old_path"), "train": ("folder", "init"), "finetune": ("tokens",)}
 # Sections that do not say how the model was trained.
 _LEFT_OUT = ("card", "decode")
 
@@ -264,11 +263,24 @@ def _data_sentence(path: str, train: str) -> str:
 def _settings(config: ExperimentConfig) -> dict[str, Any]:
     """Settings that differ from the defaults, without the folders of this machine."""
     values = _changed(to_dict(ExperimentConfig()), to_dict(config))
-    for section, names in _PATHS.items():
-        for name in names:
-            if path := values.get(section, {}).get(name):
-                values[section][name] = Path(path).resolve().name
-    return {section: value for section, value in values.items() if section not in _LEFT_OUT}
+    return {
+        section: _without_folders(value)
+        for section, value in values.items()
+        if section not in _LEFT_OUT
+    }
+
+
+def _without_folders(value: Any) -> Any:
+    """Nested values with the last part alone of each path of this machine."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(each) for each in value]
+    if not isinstance(value, str | Path) or "/" not in str(value):
+        return value
+    # A name such as owner/model stays. Unlike Path.exists, this takes texts of any length.
+    is_path = str(value).startswith(("/", "~", ".")) or os.path.exists(value)  # noqa: PTH110
+    return Path(value).resolve().name if is_path else value
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ H context size, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -111,16 +112,16 @@ class OnnxRecogniser(AudioRecogniser):
         if not is_ctc:
             self._decoder, self._joiner = session("decoder"), session("joiner")
         if self._kind == "transducer":
-            self._context_size = int(self._decoder.metadata["context_size"])
+            self._context_size = self._decoder.number("context_size")
             self._decoder.check_symbols(self._decoder.metadata.get("vocab_size"), len(tokenizer))
             self._joiner.check_symbols(self._joiner.output_width, len(tokenizer))
         if self._has_nemo_layout and not is_ctc:
-            metadata = self._encoder.metadata
+            number = self._encoder.number
             self._nemo = NemoSearch(
                 decoder=self._decoder.run,
                 joiner=self._joiner.run,
-                state_sizes=(int(metadata["pred_rnn_layers"]), int(metadata["pred_hidden"])),
-                vocab_size=int(metadata["vocab_size"]) + 1,
+                state_sizes=(number("pred_rnn_layers"), number("pred_hidden")),
+                vocab_size=number("vocab_size") + 1,
                 has_durations=self._kind == "tdt",
             )
 
@@ -146,12 +147,20 @@ class OnnxRecogniser(AudioRecogniser):
     ) -> Generator[None, None, list[tuple[Hypothesis, HeadPath | None]]]:
         yield from ()
         if self._has_nemo_layout:
-            return [(self._best_nemo_path(samples_S), None) for samples_S in batch.samples]
-        lengths = batch.lengths_N.tolist()
-        return [
-            (self._best_path(features_TF[:length]), None)
-            for features_TF, length in zip(batch.features_NTF, lengths, strict=True)
-        ]
+            paths = [self._best_nemo_path(samples_S) for samples_S in batch.samples]
+        else:
+            lengths = batch.lengths_N.tolist()
+            paths = [
+                self._best_path(features_TF[:length])
+                for features_TF, length in zip(batch.features_NTF, lengths, strict=True)
+            ]
+        # The score is the sum over all frames.
+        if any(math.isnan(path.score) for path in paths):
+            raise ExportError(
+                f"{self._encoder.path.parent}: the ONNX files give NaN, so one of them is damaged: "
+                "export the model again"
+            )
+        return [(path, None) for path in paths]
 
     @property
     def _least_frames(self) -> int:
@@ -160,7 +169,7 @@ class OnnxRecogniser(AudioRecogniser):
 
     def _best_nemo_path(self, samples_S: FloatArray | Pcm16Array) -> Hypothesis:
         is_ctc = self._kind == "nemo_ctc"
-        is_normalised = self._encoder.metadata["normalize_type"] == "per_feature"
+        is_normalised = self._encoder.value("normalize_type") == "per_feature"
         floats_S = as_floats(samples_S)
         if self._streaming:
             floats_S = np.concatenate((floats_S, self._noise()))
@@ -183,13 +192,7 @@ class OnnxRecogniser(AudioRecogniser):
         else:
             encoded_TJ = self._encode(features_TF)
         search = self._ctc if self._kind == "ctc" else self._transducer
-        symbols_T, scores_T = search(encoded_TJ)
-        if np.isnan(scores_T).any():
-            raise ExportError(
-                f"{self._encoder.path.parent}: the ONNX files give NaN, so one of them is damaged: "
-                "export the model again"
-            )
-        return _hypothesis(symbols_T, scores_T)
+        return _hypothesis(*search(encoded_TJ))
 
     def _encode(self, features_TF: Tensor) -> _FloatArray:
         """Encoder output (T', J); (J, T') of a transducer in NeMo's layout."""
@@ -210,7 +213,7 @@ class OnnxRecogniser(AudioRecogniser):
         is_nemo = self._has_nemo_layout
         first, *states = self._encoder.inputs[:1] + self._encoder.inputs[1 + is_nemo :]
         size = first.shape[2 if is_nemo else 1]
-        shift = int(self._encoder.metadata["chunk_shift" if is_nemo else "decode_chunk_len"])
+        shift = self._encoder.number("chunk_shift" if is_nemo else "decode_chunk_len")
         state = {
             node.name: np.zeros(
                 [1 if isinstance(axis, str) else axis for axis in node.shape],
@@ -325,6 +328,29 @@ class _Session:
         self.path, self._graph, self._on_run = path, graph, on_run
         self.inputs: list[Any] = self._session.get_inputs()
         self.metadata: dict[str, str] = self._session.get_modelmeta().custom_metadata_map
+
+    def value(self, name: str) -> str:
+        """A value of the metadata.
+
+        Raises:
+            ExportError: the file has no such value.
+        """
+        if name not in self.metadata:
+            raise ExportError(
+                f"{self.path} has no {name} in its metadata, which export writes: a tool has "
+                "dropped it; export the model again"
+            )
+        return self.metadata[name]
+
+    def number(self, name: str) -> int:
+        """As `value`, for an integer."""
+        text = self.value(name)
+        if not text.isdecimal():
+            raise ExportError(
+                f"{self.path} has {name}={ascii(text)[:50]} in its metadata, needs an integer: "
+                "export the model again"
+            )
+        return int(text)
 
     def check_inputs(self, *names: str) -> None:
         found = [node.name for node in self.inputs]

@@ -58,6 +58,7 @@ class KeptLayer:
 class QuantisedFiles:
     """The files of one precision, and their errors beside those of the float32 files.
 
+    unit: what errors are counted in, words or characters; `words` is the number of these.
     bytes, fp32_bytes: sizes of all ONNX files of the precision, and of float32.
     increase: largest relative increase of the error rate that was allowed.
     difference, lower, upper: error rate minus that of float32, with its 95% interval.
@@ -80,12 +81,13 @@ class QuantisedFiles:
     increase: float
     kept: tuple[KeptLayer, ...]
     layers: int
+    unit: str = "words"
 
     def lines(self) -> Iterator[str]:
         """What is printed."""
         yield (
             f"{self.precision}: {self.fp32_bytes / self.bytes:.2f} times smaller than fp32; "
-            f"{self.errors} errors in {self.words} words of {self.measured_on} "
+            f"{self.errors} errors in {self.words} {self.unit} of {self.measured_on} "
             f"({_percent(self.errors, self.words)}), fp32 {self.fp32_errors} "
             f"({_percent(self.fp32_errors, self.words)}); difference {100 * self.difference:+.2f} "
             f"points, 95% interval {100 * self.lower:+.2f} .. {100 * self.upper:+.2f}"
@@ -131,7 +133,7 @@ class Contract:
         errors, words = exact.counts.errors, exact.counts.reference_words
         if errors >= _USELESS * words:
             raise ExportError(
-                f"--measure: the float32 files make {errors} errors in {words} words of "
+                f"--measure: the float32 files make {errors} errors in {words} {exact.unit} of "
                 f"{self.measured.name}, so a comparison says nothing: measure on speech that the "
                 "model recognises, or export without --calibrate"
             )
@@ -198,6 +200,7 @@ class Contract:
             increase=increase,
             kept=kept,
             layers=len(sizes),
+            unit=exact.unit,
         )
         for graph in graphs:
             path = folder / file_name(graph, precision)

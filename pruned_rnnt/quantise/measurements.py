@@ -20,7 +20,12 @@ from torch import Tensor
 
 from pruned_rnnt.data.audio.waveform import FloatArray
 from pruned_rnnt.data.input.batch import Batch
-from pruned_rnnt.decode.scoring.error_rates import ErrorCounts, Transcript, count_errors
+from pruned_rnnt.decode.scoring.error_rates import (
+    ErrorCounts,
+    SetErrors,
+    Transcript,
+    count_errors,
+)
 from pruned_rnnt.decode.scoring.significance import PairedDifference, paired_difference
 from pruned_rnnt.export.nemo_graphs import NEVER
 from pruned_rnnt.export.onnx_folder import Feeds, onnx_session
@@ -48,11 +53,12 @@ class Utterance(NamedTuple):
 
 
 class FileErrors(NamedTuple):
-    """Errors of one precision: of the set, and of each utterance."""
+    """Errors of one precision: of the set, and of each utterance; unit: words or characters."""
 
     counts: ErrorCounts
     errors: tuple[int, ...]
     words: tuple[int, ...]
+    unit: str = "words"
 
     def minus(self, other: FileErrors) -> PairedDifference:
         """This error rate minus that of another precision, by paired bootstrap."""
@@ -105,12 +111,18 @@ def text_of(recogniser: OnnxRecogniser, utterance: Utterance) -> str:
 
 
 def errors_of(transcripts: Iterable[Transcript]) -> FileErrors:
-    """The errors of one precision in its transcripts."""
+    """The errors of one precision in its transcripts, which are in words; counted in characters
+    if the references are written without spaces."""
+    transcripts = list(transcripts)
+    unit = "words"
+    if SetErrors.of(transcripts).metric("auto") == "cer":
+        transcripts, unit = [transcript.characters() for transcript in transcripts], "characters"
     each = [count_errors([transcript]) for transcript in transcripts]
     return FileErrors(
         sum(each, ErrorCounts()),
         tuple(counts.errors for counts in each),
         tuple(counts.reference_words for counts in each),
+        unit,
     )
 
 

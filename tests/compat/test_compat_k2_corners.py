@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -122,6 +123,34 @@ def test_symbols_without_frames_have_no_path() -> None:
             assert got[1:].isfinite().all()
             (gradient,) = torch.autograd.grad(got[1:].sum(), data.am, retain_graph=True)
             assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("with_boundary", [False, True])
+@pytest.mark.parametrize("rnnt_type", TYPES)
+def test_more_symbols_than_frames(rnnt_type: str, with_boundary: bool) -> None:
+    """With the native losses and without."""
+    data = batch()
+    boundary = data.boundary[:1].clone() if with_boundary else None
+    frames = data.logits.shape[1]
+    if boundary is not None:
+        boundary[:, 2:] = torch.tensor([3, 2])
+    else:
+        frames = 2
+    logits, am, lm = data.logits[:1, :frames], data.am[:1, :frames], data.lm[:1]
+    symbols = data.targets[:1]
+    given = {"boundary": boundary, "rnnt_type": rnnt_type, "reduction": "none"}
+    losses = (
+        lambda: k2.rnnt_loss(logits, symbols, BLANK, **given),
+        lambda: k2.rnnt_loss(logits, symbols, BLANK, **given, return_grad=True)[0],
+        lambda: k2.rnnt_loss_smoothed(lm, am, symbols, BLANK, 0.1, 0.0, **given),
+        lambda: k2.rnnt_loss_smoothed(lm, am, symbols, BLANK, 0.1, 0.1, **given),
+    )
+    for loss in losses:
+        if rnnt_type == "regular":
+            assert loss().isfinite().all()
+        else:
+            with pytest.raises(ValueError, match="utterance 0 has no path: 3 symbols need at"):
+                loss()
 
 
 def test_a_box_without_frames_emits_its_symbols() -> None:
@@ -275,6 +304,11 @@ def test_a_termination_symbol_may_count_from_the_end(hat) -> None:
             for blank in (BLANK, BLANK - VOCABULARY)
         )
         torch.testing.assert_close(last, first)
+    first, last = (
+        k2.rnnt_loss(data.logits, data.targets, blank, data.boundary)
+        for blank in (BLANK, np.int64(BLANK - VOCABULARY))
+    )
+    torch.testing.assert_close(last, first)
 
 
 @pytest.mark.parametrize("name", ["use_hat_loss", "return_grad"])

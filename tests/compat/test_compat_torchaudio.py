@@ -4,6 +4,7 @@ import importlib
 import inspect
 import io
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -202,3 +203,28 @@ def test_what_is_neither_true_nor_false() -> None:
     given = (data.logits, data.targets, FRAMES, SYMBOLS)
     with pytest.raises(TypeError, match="fused_log_softmax is 'no', needs True or False"):
         torchaudio.functional.rnnt_loss(*given, fused_log_softmax="no")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"logits": [1.0]}, TypeError, "logits is a list; it must be a torch.Tensor"),
+        ({"logits": torch.tensor(1.0)}, ValueError, r"logits has shape \(\)"),
+        ({"blank": None}, TypeError, "blank is None; it must be an integer"),
+        ({"blank": True}, TypeError, "blank is True; it must be an integer"),
+        ({"blank": -99}, ValueError, "blank is -99; it must be in 0"),
+        ({"clamp": None}, TypeError, "clamp is None; it must be a number"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    data = batch()
+    given = {
+        "logits": data.logits,
+        "targets": data.targets,
+        "logit_lengths": FRAMES,
+        "target_lengths": SYMBOLS,
+    }
+    with pytest.raises(error, match=message):
+        torchaudio.functional.rnnt_loss(**given | changes)

@@ -133,6 +133,17 @@ def test_another_calling_convention_is_refused() -> None:
         transformers_loss.parakeet_rnnt_loss(logits=1, labels=2, encoder_outputs=3)
 
 
+def test_wrong_arguments_are_named() -> None:
+    arguments = call_arguments()
+    for name in ("labels", "logits"):
+        with pytest.raises(TypeError, match=f"{name} is a list; it must be a torch.Tensor"):
+            transformers_loss.parakeet_rnnt_loss(**arguments | {name: [1]})
+    logits = arguments.pop("logits")
+    arguments |= {"token_logits": logits, "duration_logits": logits, "durations": None}
+    with pytest.raises(ValueError, match="durations is None; it must be different integers"):
+        transformers_loss.parakeet_tdt_loss(**arguments)
+
+
 def test_unknown_reduction() -> None:
     with pytest.raises(ValueError, match="reduction is 'max'; it must be one of"):
         transformers_loss.parakeet_rnnt_loss(**call_arguments(), reduction="max")

@@ -15,6 +15,7 @@ from pruned_rnnt.export.streaming_graphs import StreamingConformerGraph
 from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.ops.search.beam_rows import joint_log_probs
+from pruned_rnnt.system.usage_errors import ExportError
 from tests.tiny_models import tiny_conformer, tiny_model
 
 pytest.importorskip("onnx")
@@ -124,3 +125,17 @@ def test_negative_ids_embed_to_zero() -> None:
         silent = graphs.decoder(model).module(torch.tensor([[-1, -1]]))
         wanted = model.joiner.decoder_proj(torch.zeros(1, 8))
     np.testing.assert_allclose(silent.numpy(), wanted.numpy(), atol=1e-6)
+
+
+def test_what_an_onnx_file_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """Before it is traced, which takes minutes for such a model."""
+    graph = Graph(
+        name="encoder",
+        module=torch.nn.Linear(2**15, 2**14, device="meta"),
+        inputs=(),
+        input_names=(),
+        output_names=(),
+        dynamic_axes=(),
+    )
+    with pytest.raises(ExportError, match=r"the encoder has 2\.1 GB .* use --format torch"):
+        graphs.write_onnx(graph, tmp_path / "encoder.onnx")

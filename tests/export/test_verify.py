@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
-from pruned_rnnt.export.verify import _text, verify
+from pruned_rnnt.export.verify import Pair, _text, verify
 from pruned_rnnt.interop.nemo.symbols import symbols_of_json
 from pruned_rnnt.system.usage_errors import ExportError
 from tests.export.test_ctc_export import audio, corpus, make_model, tokenizer  # noqa: F401
@@ -52,3 +54,42 @@ def test_texts_of_imported_byte_symbols() -> None:
     model = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True}
     imported = symbols_of_json(json.dumps({"model": model}).encode()).tokenizer
     assert _text(imported, imported.encode("aöa a日")) == "aöa a日"
+
+
+@pytest.mark.parametrize(
+    ("offset", "values", "difference"),
+    [
+        (0.0, [1.0, -np.inf], 0.0),
+        (0.5, [1.0, -np.inf], 0.5),
+        (np.nan, [1.0, 2.0], np.inf),
+        (0.0, [1.0, np.nan], np.inf),
+        (np.inf, [1.0, 2.0], np.inf),
+    ],
+)
+def test_nan_is_a_difference_and_equal_infinities_are_none(
+    offset: float, values: list[float], difference: float, tmp_path: Path
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    x, y = (helper.make_tensor_value_info(name, kind, [2]) for name in "xy")
+    added = onnx.numpy_helper.from_array(np.array([offset], dtype=np.float32), "added")
+    body = helper.make_graph([helper.make_node("Add", ["x", "added"], ["y"])], "m", [x], [y])
+    body.initializer.append(added)
+    opset = [helper.make_opsetid("", 20)]
+    onnx.save(helper.make_model(body, opset_imports=opset, ir_version=9), tmp_path / "m.onnx")
+    pair = Pair(
+        Graph(
+            name="m",
+            module=torch.nn.Identity(),
+            inputs=(),
+            input_names=("x",),
+            output_names=("y",),
+            dynamic_axes=(),
+        ),
+        tmp_path,
+        "fp32",
+    )
+    pair.run(torch.tensor(values))
+    pair.run(torch.zeros(2) if np.isfinite(offset) else torch.tensor(values))
+    assert pair.largest == {"y": difference}

@@ -15,6 +15,7 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
+from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.decode_set import decode_set
@@ -24,6 +25,7 @@ from pruned_rnnt.finetune.evaluation import Evaluation
 from pruned_rnnt.finetune.finetune_task import FinetuneTask
 from pruned_rnnt.finetune.settings import load_finetuning
 from pruned_rnnt.interop.icefall_model import to_icefall_state
+from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.run import load_model, run_config
@@ -65,6 +67,9 @@ def test_loss_of_the_old_domain_is_announced(
     with caplog.at_level(logging.WARNING):
         logging.getLogger("pruned_rnnt").propagate = True
         task.evaluation.measure_source()
+    assert task.source is not None
+    assert all(parameter.is_meta for parameter in task.source.model.parameters())
+    assert not any(parameter.is_meta for parameter in task.model.parameters())
     shown = [line for line in caplog.messages if "makes a model worse" in line]
     assert len(shown) == warned
     assert all(f"data.old_path={root}/old data.old_share=0.25" in line for line in shown)
@@ -264,3 +269,31 @@ def test_icefall_checkpoint_as_source(root: Path, tmp_path: Path, beside: bool) 
     task.model.train()
     task.losses(next(iter(task.train_loader())), 0)
     assert task.model.encoder.clock.step > 50_000  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_trials_are_those_of_the_fine_tuning(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it, and when it is continued: with its adapters, and the frozen rest."""
+    trained: list[set[str]] = []
+    losses = FinetuneTask.losses
+
+    def recorded(self: FinetuneTask, batch: Batch, step: int) -> ModelLosses:
+        trained.append({n for n, p in self.model.encoder.named_parameters() if p.requires_grad})
+        return losses(self, batch, step)
+
+    monkeypatch.setattr(FinetuneTask, "losses", recorded)
+    run = tmp_path / "run"
+    settings = ["finetune.lora.rank=2", f"train.folder={run}", "train.device=cpu", "train.steps=2"]
+    new = [f"train.init={root / 'run'}", f"data.path={root / 'new'}", *settings]
+    estimate = ["--estimate", "--estimate-seconds", "0.1"]
+    assert main(["train", "--dry-run", *new]) == 0
+    assert main(["train", *estimate, *new]) == 0
+    assert not run.exists()
+    assert main(["finetune", str(root / "run"), str(root / "new"), *settings]) == 0
+    files = sorted(path for path in run.rglob("*"))
+    assert main(["train", *estimate, str(run)]) == 0
+    assert sorted(path for path in run.rglob("*")) == files
+    assert len(trained) > 4
+    assert all(names and all("lora" in name for name in names) for names in trained)

@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 from lhotse import CutSet
+from lhotse.testing.dummies import dummy_cut, dummy_supervision
 
 from pruned_rnnt.cli.command import EXIT_USAGE
+from pruned_rnnt.data.audio.features import FBANK
+from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.finetune import source
+from pruned_rnnt.finetune.evaluation import _saved
+from pruned_rnnt.run.folder import RunFolder
+from pruned_rnnt.train.engine.train_config import TrainConfig
+from pruned_rnnt.train.experiment import ExperimentConfig
 from tests.finetune.runs import command, error_of
 
 
@@ -89,3 +97,39 @@ def test_settings_without_a_source_are_refused(capsys: pytest.CaptureFixture[str
     assert "the settings of finetune need train.init" in line
     line = error_of(["train", "--config", "lm", "train.init=exp/x"], capsys, EXIT_USAGE)
     assert "train.init" in line
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_texts_are_read_from_all_of_a_split(
+    shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A split may have one language after the other."""
+    monkeypatch.setattr(source, "_MOST_CUTS", 5)
+    cuts = [
+        dummy_cut(n, supervisions=[dummy_supervision(n, text="hello" if n < 50 else "สวัสดี")])
+        for n in range(100)
+    ]
+    for shard in range(shards):
+        name = "train_cuts.jsonl.gz" if shards == 1 else f"train_cuts.{shard:06}.jsonl.gz"
+        size = len(cuts) // shards
+        CutSet.from_cuts(cuts[shard * size : (shard + 1) * size]).to_file(tmp_path / name)
+    config = DataConfig(features="waveform", allow_commands=True)  # their recordings are echoes
+    texts = source.check_data(config, str(tmp_path), FBANK, ["train"]).texts
+    assert 5 <= len(texts) <= 10
+    assert 0.3 < texts.count("hello") / len(texts) < 0.7
+
+
+def test_a_damaged_or_removed_file_of_results(root: Path, tmp_path: Path) -> None:
+    config = ExperimentConfig(
+        data=DataConfig(path=str(root / "new"), old_path=str(root / "old")),
+        train=TrainConfig(folder=str(tmp_path)),
+    )
+    path = RunFolder(tmp_path).finetuning
+    path.write_text('{"sets": [')
+    with pytest.raises(ValueError, match="remove it: the sets are then decoded after fine-tuning"):
+        _saved(config)
+    path.unlink()
+    assert [(each.domain, each.path, each.before) for each in _saved(config)] == [
+        ("new", str(root / "new"), None),
+        ("old", str(root / "old"), None),
+    ]

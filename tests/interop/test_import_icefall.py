@@ -194,6 +194,13 @@ def test_models_that_the_recipe_cannot_represent_are_errors() -> None:
         to_icefall_state(tiny_model())
     with pytest.raises(ValueError, match="the predictor is a LstmPredictor"):
         to_icefall_state(tiny_model(ENCODER, predictor=LstmPredictorConfig(dim=8)))
+    with pytest.raises(ValueError, match=r"loss\.durations is \[0, 1, 2\]"):
+        to_icefall_state(tiny_model(ENCODER, durations=(0, 1, 2)))
+    with pytest.raises(ValueError, match=r"loss\.kind is 'full'"):
+        to_icefall_state(tiny_model(ENCODER, kind="full"))
+    config = ModelConfig(encoder=ENCODER, joiner_activation="relu")
+    with pytest.raises(ValueError, match=r"model\.joiner_activation is 'relu'"):
+        to_icefall_state(TransducerModel(config, len(SYMBOLS)))
 
 
 def test_context_of_one_symbol_needs_no_convolution() -> None:

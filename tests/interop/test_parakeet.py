@@ -26,6 +26,7 @@ from pruned_rnnt.interop.nemo.exported_model import export_model
 from pruned_rnnt.interop.nemo.files import read_safetensors, write_safetensors
 from pruned_rnnt.interop.nemo.imported_model import ImportedModel, import_model
 from pruned_rnnt.interop.nemo.symbols import symbols_of_json, tokenizer_json_of
+from pruned_rnnt.interop.nemo.topology import nemo_topology
 from pruned_rnnt.model.feature_norm import centre_features
 from pruned_rnnt.model.speech_model import TransducerModel, ctc_log_probs
 from tests.interop.parakeet_models import (
@@ -175,6 +176,23 @@ def test_loss_is_that_of_the_outputs(name: str, tmp_path: Path) -> None:
         ("nemo_rnnt", {"encoder__d_model": 48}, "does not fit"),
         ("nemo_rnnt", {"preprocessor__normalize": "all_features"}, "preprocessor.normalize"),
         ("nemo_rnnt", {"preprocessor__n_fft": 1024}, "preprocessor.n_fft is 1024"),
+        ("nemo_rnnt", {"preprocessor__window_size": 0.02}, "preprocessor.window_size is 0.02"),
+        ("nemo_rnnt", {"preprocessor": {}}, "preprocessor.window_size is 0.02"),
+        ("nemo_rnnt", {"preprocessor__n_window_size": 320}, "preprocessor.n_window_size is 320"),
+        ("nemo_rnnt", {"preprocessor__mel_norm": None}, "preprocessor.mel_norm is None"),
+        ("nemo_rnnt", {"encoder__d_model": None}, "encoder.d_model is None; it must be an integer"),
+        ("nemo_rnnt", {"encoder__dropout": "x"}, "encoder.dropout is 'x'; it must be a number"),
+        ("nemo_rnnt", {"encoder__att_context_size": "x"}, "encoder.att_context_size is 'x'"),
+        ("nemo_rnnt", {"encoder__att_context_size": [[1, 2, 3]]}, "it must be two integers"),
+        (
+            "nemo_rnnt",
+            {"decoder__prednet": {"pred_hidden": "${model_defaults.pred_hidden}"}},
+            r"decoder.prednet.pred_hidden is '\$\{model_defaults.pred_hidden\}'; it must be an",
+        ),
+        ("nemo_rnnt", {"loss": ["a"]}, r"loss is \['a'\]; it must be a mapping"),
+        ("nemo_tdt", {"loss__tdt_kwargs": 3}, "loss.tdt_kwargs is 3; it must be a mapping"),
+        ("nemo_tdt", {"loss__tdt_kwargs": {"durations": 3}}, "durations is 3; it must be a list"),
+        ("nemo_tdt", {"loss__loss_name": "pruned_rnnt"}, "'pruned_rnnt' with joint.num_extra"),
         ("nemo_rnnt", {"joint__num_extra_outputs": 2}, "num_extra_outputs 2"),
         ("nemo_rnnt", {"decoder__normalization_mode": "layer"}, "decoder.normalization_mode"),
         ("nemo_rnnt", {"loss": {"loss_name": "multiblank_rnnt"}}, "'multiblank_rnnt'"),
@@ -182,6 +200,8 @@ def test_loss_is_that_of_the_outputs(name: str, tmp_path: Path) -> None:
         ("transformers_rnnt", {"model_type": "lasr_ctc"}, "model_type is 'lasr_ctc'"),
         ("transformers_rnnt", {"hidden_act": "gelu"}, "config.hidden_act is 'gelu'"),
         ("transformers_rnnt", {"blank_token_id": 3}, "the id of the blank is 3"),
+        ("transformers_rnnt", {"decoder_hidden_size": "a"}, "decoder_hidden_size is 'a'"),
+        ("transformers_tdt", {"durations": None}, "durations is None; it must be a list"),
     ],
 )
 def test_other_models_are_refused_by_name(
@@ -189,6 +209,23 @@ def test_other_models_are_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         import_model(written(name, tmp_path, **changes))
+
+
+def test_models_trained_with_our_losses_in_nemo_are_read() -> None:
+    config = nemo_config("rnnt")
+    assert nemo_topology(config | {"loss": {"loss_name": "pruned_rnnt"}}).loss.durations == ()
+    config = nemo_config("tdt")
+    kwargs = {**config["loss"]["tdt_kwargs"], "sigma": 0.02}
+    loss = {"loss_name": "pruned_rnnt_tdt", "pruned_rnnt_tdt_kwargs": kwargs}
+    found = nemo_topology(config | {"loss": loss}).loss
+    assert (list(found.durations), found.sigma) == (kwargs["durations"], 0.02)
+
+
+def test_windows_may_be_in_samples() -> None:
+    config = nemo_config("rnnt")
+    samples = {"window_size": None, "n_window_size": 400}
+    changed = config | {"preprocessor": config["preprocessor"] | samples}
+    assert nemo_topology(changed) == nemo_topology(config)
 
 
 def archive_of(path: Path, **files: bytes) -> Path:

@@ -167,8 +167,9 @@ def test_export_is_pushed_in_one_commit(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    stale = ["old.onnx", "model.nemo", "model.safetensors"]
-    server = Server(files=("model.pt", *stale, "notes.md"))
+    stale = ["encoder.int8.onnx", "model.nemo", "tokens.txt"]
+    others = ("notes.md", "requirements.txt", "results.json", "handler.py", "model.safetensors")
+    server = Server(files=("model.pt", *stale, *others, "old/model.nemo"))
     for name in ("create_repo", "list_repo_files", "create_commit"):
         call = getattr(server, name)
         monkeypatch.setattr(
@@ -178,7 +179,9 @@ def test_export_is_pushed_in_one_commit(
     run = save_run(tmp_path / "run", make_model(tokenizer), tokenizer)
     command = ["export", str(run), "--format", "torch", "--push", "me/model", "--private"]
     assert main(command) == 0
-    assert "pushed to https://hub/me/model/commit/1" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "pushed to https://hub/me/model/commit/1" in shown.out
+    assert f"deleted from me/model, of an earlier export: {', '.join(stale)}" in shown.err
     assert server.created == [("me/model", True)]
     (commit,) = server.commits
     folder = run / "export/torch"

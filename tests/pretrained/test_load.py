@@ -231,6 +231,28 @@ def test_onnx_files_of_other_exports_and_damaged_ones_are_errors(
         pruned_rnnt.load(whole).transcribe(sound(SECONDS))
 
 
+def test_onnx_files_in_the_layout_of_nemo_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    import onnx
+
+    model = tiny_model(tiny_conformer(), len(tokenizer), durations=(0, 1, 2))
+    with torch.no_grad():
+        model.joiner.output_linear.bias[3:] = torch.nan
+    export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "")
+    with pytest.raises(ExportError, match="give NaN, so one of them is damaged"):
+        pruned_rnnt.load(tmp_path).transcribe(sound(SECONDS))
+    path = tmp_path / "encoder.onnx"
+    encoder = onnx.load(path)
+    onnx.helper.set_model_props(encoder, {"vocab_size": "many", "pred_rnn_layers": "1"})
+    onnx.save(encoder, path)
+    with pytest.raises(ExportError, match=r"encoder\.onnx has no pred_hidden in its metadata"):
+        pruned_rnnt.load(tmp_path)
+    names = ("vocab_size", "pred_rnn_layers", "pred_hidden")
+    onnx.helper.set_model_props(encoder, dict.fromkeys(names, "1") | {"vocab_size": "many"})
+    onnx.save(encoder, path)
+    with pytest.raises(ExportError, match=r"encoder\.onnx has vocab_size='many' in its metadata"):
+        pruned_rnnt.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

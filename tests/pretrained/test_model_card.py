@@ -14,12 +14,15 @@ import torch
 from pruned_rnnt import __version__
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
+from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.decode.scoring.error_rates import count_errors
 from pruned_rnnt.model.parameter_values import fingerprint
+from pruned_rnnt.pretrained.model_card import _settings
 from pruned_rnnt.run.results import read_measurements
 from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.train.engine.run_files import versions
+from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model, run_config
 from tests.pretrained.saved_models import make_model, make_tokenizer, save_run
 from tests.report.run_folders import transcript, write_decoded
@@ -190,3 +193,27 @@ def test_fingerprint_is_of_the_parameters() -> None:
         next(same.parameters()).view(-1)[0] += 1e-6
     assert fingerprint(model) != fingerprint(same)
     assert re.fullmatch(r"[0-9a-f]{16}", fingerprint(model))
+
+
+def test_settings_have_no_folders_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exp/base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    named = {
+        "data.path": ("/home/me/data/calls", "calls"),
+        "data.old_path": ("~/data/old", "old"),
+        "data.augmentation.noise_cuts": ("../client/noise.jsonl.gz", "noise.jsonl.gz"),
+        "train.init": ("exp/base", "base"),
+        "model.encoder.name_or_folder": ("facebook/wav2vec2-base", "facebook/wav2vec2-base"),
+    }
+    others = ["model.encoder.kind=transformers", "data.features=waveform"]
+    others.append("data.augmentation.spec_augment.enabled=false")
+    overrides = [f"{name}={value}" for name, (value, _) in named.items()]
+    config = load_config(ExperimentConfig, None, [*others, *overrides])
+    settings = _settings(config)
+    for name, (_, expected) in named.items():
+        found: Any = settings
+        for key in name.split("."):
+            found = found[key]
+        assert found == expected, name

@@ -16,6 +16,7 @@ import torch
 from pruned_rnnt.decode.scoring.error_rates import ErrorCounts
 from pruned_rnnt.export.onnx_folder import SETTINGS_NAME
 from pruned_rnnt.export.precision import QUANTISED, QuantisedPrecision, tidy, write_quantised
+from pruned_rnnt.export.readme import _quantised
 from pruned_rnnt.quantise import contract
 from pruned_rnnt.quantise.contract import Contract, MeasuredSet, QuantisedFiles
 from pruned_rnnt.quantise.measurements import FileErrors, Utterance
@@ -143,3 +144,12 @@ def test_a_model_that_recognises_nothing_is_refused(
     monkeypatch.setattr(contract, "file_errors", lambda *_: FileErrors(counts, (9,), (10,)))
     with pytest.raises(ExportError, match="make 9 errors in 10 words of calls dev"):
         export.apply("int8")
+
+
+def test_the_unit_of_the_errors_is_named(export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = export.count(export.folder, "fp32", None)._replace(unit="characters")
+    monkeypatch.setattr(contract, "file_errors", lambda *_: found)
+    result = export.apply("int8")
+    assert f"errors in {WORDS} characters of calls dev" in next(iter(result.lines()))
+    results = json.loads((export.folder / SETTINGS_NAME).read_text())["quantisation"]
+    assert f"| {WORDS:,} characters |" in _quantised(["int8"], results)

@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.decode.scoring.error_rates import Transcript
 from pruned_rnnt.quantise import measurements
 from pruned_rnnt.quantise.measurements import (
     Utterance,
     _joined,
     _SpreadRuns,
+    errors_of,
     file_errors,
     utterances,
 )
@@ -85,3 +87,17 @@ def test_runs_of_a_graph_are_joined_along_the_batch() -> None:
     assert joined["targets"].shape == (4, 1)
     assert joined["states.1"].shape == (2, 4, 3)
     assert joined["states.1"][0, :, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_errors_of_texts_without_spaces_are_counted_in_characters() -> None:
+    reference = "今日はとても良い天気なので散歩に行きました"
+    transcripts = [
+        Transcript(id=str(n), reference=(reference,), hypothesis=(reference.replace("良", "よ"),))
+        for n in range(20)
+    ]
+    found = errors_of(iter(transcripts))
+    assert (found.counts.errors, found.counts.reference_words) == (20, 20 * len(reference))
+    assert (found.words[0], found.unit) == (len(reference), "characters")
+    spaced = Transcript(id="a", reference=("one", "two"), hypothesis=("one",))
+    found = errors_of([spaced])
+    assert (found.words, found.unit) == ((2,), "words")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import pruned_rnnt
+from pruned_rnnt.compat.k2_arguments import column_of
 from pruned_rnnt.compat.package_names import attribute_of
-from pruned_rnnt.loss.checks import check_flag
+from pruned_rnnt.loss.checks import check_finite, check_flag
 
 __all__ = ["rnnt_loss"]
 
@@ -45,7 +46,7 @@ def rnnt_loss(
         float32 for bfloat16 (which torchaudio does not take). Float16 logits are summed in float32.
 
     Raises:
-        ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss`.
+        TypeError, ValueError: an unknown reduction, and as `pruned_rnnt.rnnt_loss`.
     """
     return _call_in_python(
         logits, targets, logit_lengths, target_lengths, blank, clamp, reduction, fused_log_softmax
@@ -69,8 +70,8 @@ def _rnnt_loss(
         targets,
         logit_lengths,
         target_lengths,
-        blank=logits.shape[-1] + blank if blank < 0 else blank,
-        clamp=clamp if clamp > 0 else None,
+        blank=column_of(blank, logits),
+        clamp=clamp if check_finite("clamp", clamp) > 0 else None,
         reduction=reduction,
         from_log_probs=not check_flag("fused_log_softmax", fused_log_softmax),
     )

@@ -38,15 +38,19 @@ _ENCODER = {
     "global_tokens": (0,),
     "stochastic_depth_drop_prob": (0, 0.0),
 }
+# In samples or in seconds: NeMo takes one of both.
 _PREPROCESSOR = {
     "sample_rate": (16000,),
-    "window_size": (0.025,),
-    "window_stride": (0.01,),
+    "window_size": (0.025, None),
+    "n_window_size": (400, None),
+    "window_stride": (0.01, None),
+    "n_window_stride": (160, None),
     "window": ("hann",),
     "n_fft": (512,),
     "preemph": (0.97,),
     "frame_splicing": (1,),
     "log": (True,),
+    "mel_norm": ("slaney",),
     "mag_power": (2.0,),
     "lowfreq": (0,),
     "highfreq": (None, 8000),
@@ -55,6 +59,9 @@ _PREPROCESSOR = {
     "exact_pad": (False,),
     "normalize": ("per_feature", "NA", None),
 }
+# The last ones are those of pruned_rnnt.compat.nemo_loss.
+_RNNT_LOSSES = ("default", "warprnnt_numba", "pytorch", "warprnnt", "pruned_rnnt")
+_TDT_LOSSES = ("tdt", "pruned_rnnt_tdt")
 _TRANSFORMERS_ENCODER = {
     "hidden_act": ("silu",),
     "subsampling_factor": (8,),
@@ -83,11 +90,43 @@ def _check(section: str, values: Mapping[str, Any], supported: Mapping[str, Sequ
             )
 
 
-def _section(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = config.get(name)
-    if not isinstance(found, dict):
+def _section(
+    config: Mapping[str, Any], name: str, *, default: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The section whose key is the last part of a name such as loss.tdt_kwargs."""
+    found = config.get(name.rpartition(".")[2])
+    found = default if found is None else found
+    if found is None:
         raise ValueError(f"{name} is missing in the configuration of the model")
+    if not isinstance(found, dict):
+        raise ValueError(f"{name} is {found!r}; it must be a mapping")
     return found
+
+
+def _int(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """The integer whose key is the last part of a name such as encoder.d_model; null is the
+    default."""
+    value = values.get(name.rpartition(".")[2])
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r}; it must be an integer")
+    return value
+
+
+def _float(values: Mapping[str, Any], name: str, default: float) -> float:
+    """As `_int`, for any number; null is the default."""
+    value = values.get(name.rpartition(".")[2])
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}; it must be a number")
+    return float(value)
+
+
+def _durations(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    found = values.get(name.rpartition(".")[2])
+    if not isinstance(found, list) or not found or any(type(each) is not int for each in found):
+        raise ValueError(f"{name} is {found!r}; it must be a list of integers")
+    return tuple(found)
 
 
 def nemo_topology(config: Mapping[str, Any]) -> Topology:
@@ -104,61 +143,65 @@ def nemo_topology(config: Mapping[str, Any]) -> Topology:
     if kind == _CTC:
         return _ctc(encoder)
     decoder, joint = _section(config, "decoder"), _section(config, "joint")
-    prednet, jointnet = _section(decoder, "prednet"), _section(joint, "jointnet")
+    prednet, jointnet = _section(decoder, "decoder.prednet"), _section(joint, "joint.jointnet")
     _check("decoder", decoder, {"normalization_mode": (None,), "blank_as_pad": (True,)})
     if str(decoder.get("_target_", "RNNTDecoder")).rpartition(".")[2] != "RNNTDecoder":
         raise ValueError(f"decoder._target_ is {decoder['_target_']}; supported: RNNTDecoder")
     _check("joint.jointnet", jointnet, {"activation": ("relu", "tanh")})
+    loss = _section(config, "loss", default={})
     return _transducer(
         encoder,
-        width=int(prednet["pred_hidden"]),
-        layers=int(prednet.get("pred_rnn_layers", 1)),
-        joint=int(jointnet["joint_hidden"]),
+        width=_int(prednet, "decoder.prednet.pred_hidden"),
+        layers=_int(prednet, "decoder.prednet.pred_rnn_layers", 1),
+        joint=_int(jointnet, "joint.jointnet.joint_hidden"),
         activation=jointnet.get("activation", "relu"),
-        durations=_nemo_durations(config, joint),
+        durations=_nemo_durations(loss, joint),
         ctc=kind == _HYBRID,
-        tdt=_nemo_tdt(config),
+        tdt=_nemo_tdt(loss),
     )
 
 
-def _nemo_durations(config: Mapping[str, Any], joint: Mapping[str, Any]) -> tuple[int, ...]:
-    loss = config.get("loss") or {}
+def _nemo_durations(loss: Mapping[str, Any], joint: Mapping[str, Any]) -> tuple[int, ...]:
     name = loss.get("loss_name", "default")
-    extra = int(joint.get("num_extra_outputs") or 0)
-    if name == "tdt":
-        durations = (loss.get("tdt_kwargs") or {}).get("durations") or ()
+    extra = _int(joint, "joint.num_extra_outputs", 0)
+    if name in _TDT_LOSSES:
+        key = f"loss.{name}_kwargs"
+        durations = _durations(_section(loss, key, default={}), f"{key}.durations")
         if len(durations) != extra:
             raise ValueError(
-                f"loss.tdt_kwargs.durations is {durations} and joint.num_extra_outputs {extra}; "
+                f"{key}.durations is {list(durations)} and joint.num_extra_outputs {extra}; "
                 "they must have the same number"
             )
-        return tuple(int(x) for x in durations)
-    if extra or name not in ("default", "warprnnt_numba", "pytorch", "warprnnt"):
+        return durations
+    if extra or name not in _RNNT_LOSSES:
         raise ValueError(
-            f"loss.loss_name is {name!r} with joint.num_extra_outputs {extra}; supported: RNN-T "
-            "without extra outputs, tdt"
+            f"loss.loss_name is {name!r} with joint.num_extra_outputs {extra}; supported: "
+            f"{', '.join(_RNNT_LOSSES)} without extra outputs, {' and '.join(_TDT_LOSSES)} with "
+            "one for each duration"
         )
     return ()
 
 
-def _nemo_tdt(config: Mapping[str, Any]) -> dict[str, float]:
+def _nemo_tdt(loss: Mapping[str, Any]) -> dict[str, float]:
     """The settings of the TDT loss, which training continues with."""
-    loss = config.get("loss") or {}
-    if loss.get("loss_name") != "tdt":
+    if loss.get("loss_name") not in _TDT_LOSSES:
         return {}
-    kwargs = loss.get("tdt_kwargs") or {}
-    return {name: float(kwargs.get(name) or 0.0) for name in ("sigma", "omega")}
+    key = f"loss.{loss['loss_name']}_kwargs"
+    kwargs = _section(loss, key, default={})
+    return {name: _float(kwargs, f"{key}.{name}", 0.0) for name in ("sigma", "omega")}
 
 
 def _nemo_encoder(config: Mapping[str, Any]) -> FastConformerConfig:
     features, values = _section(config, "preprocessor"), _section(config, "encoder")
+    # NeMo's default.
+    features = {"window_size": 0.02} | features
     _check("preprocessor", features, _PREPROCESSOR)
     if str(values.get("_target_", "ConformerEncoder")).rpartition(".")[2] != "ConformerEncoder":
         raise ValueError(f"encoder._target_ is {values['_target_']}; supported: ConformerEncoder")
     _check("encoder", values, _ENCODER)
     causal = bool(values.get("causal_downsampling", False))
     style = values.get("att_context_style", "regular")
-    kernel = int(values.get("conv_kernel_size", 31))
+    kernel = _int(values, "encoder.conv_kernel_size", 31)
     past = values.get("conv_context_size")
     is_causal_convolution = past == "causal" or past == [kernel - 1, 0]
     if not is_causal_convolution and past not in (None, [kernel // 2, kernel // 2]):
@@ -169,19 +212,19 @@ def _nemo_encoder(config: Mapping[str, Any]) -> FastConformerConfig:
             f"att_context_style {style!r}; supported: true, causal and chunked_limited, or false, "
             "null and regular"
         )
-    dim = int(values["d_model"])
-    channels = int(values.get("subsampling_conv_channels", -1))
+    dim = _int(values, "encoder.d_model")
+    channels = _int(values, "encoder.subsampling_conv_channels", -1)
     normalise = features.get("normalize", "per_feature")
     norm = values.get("conv_norm_type", "batch_norm")
     return FastConformerConfig(
-        num_mel_bins=int(values["feat_in"]),
-        layers=int(values["n_layers"]),
+        num_mel_bins=_int(values, "encoder.feat_in"),
+        layers=_int(values, "encoder.n_layers"),
         dim=dim,
-        heads=int(values.get("n_heads", 4)),
-        feedforward_dim=dim * int(values.get("ff_expansion_factor", 4)),
+        heads=_int(values, "encoder.n_heads", 4),
+        feedforward_dim=dim * _int(values, "encoder.ff_expansion_factor", 4),
         kernel_size=kernel,
         subsampling_channels=dim if channels < 0 else channels,
-        dropout=float(values.get("dropout", 0.1)),
+        dropout=_float(values, "encoder.dropout", 0.1),
         features="nemo",
         feature_norm="bins" if normalise == "per_feature" else "none",
         convolution_norm="batch" if norm == "batch_norm" else "layer",
@@ -194,7 +237,15 @@ def _nemo_encoder(config: Mapping[str, Any]) -> FastConformerConfig:
 
 def _context(context: Any, causal: bool) -> dict[str, Any]:
     """The window, or the chunks: the first pair if there are several."""
-    left, right = context[0] if isinstance(context[0], list) else context
+    pair = context
+    if isinstance(context, list) and isinstance(context[0], list):
+        pair = context[0]
+    if not isinstance(pair, list) or [type(each) for each in pair] != [int, int]:
+        raise ValueError(
+            f"encoder.att_context_size is {context!r}; it must be two integers, or a list of such "
+            "pairs"
+        )
+    left, right = pair
     if causal:
         if right < 0:
             raise ValueError(
@@ -231,35 +282,35 @@ def transformers_topology(config: Mapping[str, Any]) -> Topology:
             "the same value for both"
         )
     blank = config.get("pad_token_id" if kind == _CTC else "blank_token_id")
-    if blank != config["vocab_size"] - 1:
+    vocab_size = _int(config, "vocab_size")
+    if blank != vocab_size - 1:
         raise ValueError(
-            f"the id of the blank is {blank} and vocab_size {config['vocab_size']}; supported: the "
-            "last id"
+            f"the id of the blank is {blank} and vocab_size {vocab_size}; supported: the last id"
         )
     encoder = FastConformerConfig(
-        num_mel_bins=int(values.get("num_mel_bins", 80)),
+        num_mel_bins=_int(values, "encoder_config.num_mel_bins", 80),
         features="nemo",
-        layers=int(values.get("num_hidden_layers", 24)),
-        dim=int(values.get("hidden_size", 1024)),
-        heads=int(values.get("num_attention_heads", 8)),
-        feedforward_dim=int(values.get("intermediate_size", 4096)),
-        kernel_size=int(values.get("conv_kernel_size", 9)),
-        subsampling_channels=int(values.get("subsampling_conv_channels", 256)),
-        dropout=float(values.get("dropout", 0.1)),
+        layers=_int(values, "encoder_config.num_hidden_layers", 24),
+        dim=_int(values, "encoder_config.hidden_size", 1024),
+        heads=_int(values, "encoder_config.num_attention_heads", 8),
+        feedforward_dim=_int(values, "encoder_config.intermediate_size", 4096),
+        kernel_size=_int(values, "encoder_config.conv_kernel_size", 9),
+        subsampling_channels=_int(values, "encoder_config.subsampling_conv_channels", 256),
+        dropout=_float(values, "encoder_config.dropout", 0.1),
         bias=bias,
         scale_input=bool(values.get("scale_input", True)),
     )
     if kind == _CTC:
         return _ctc(encoder)
     _check("config", config, {"hidden_act": ("relu", "tanh")})
-    width = int(config.get("decoder_hidden_size", 640))
+    width = _int(config, "decoder_hidden_size", 640)
     return _transducer(
         encoder,
         width=width,
-        layers=int(config.get("num_decoder_layers", 2)),
+        layers=_int(config, "num_decoder_layers", 2),
         joint=width,
         activation=config.get("hidden_act", "relu"),
-        durations=tuple(config["durations"]) if model_type == "parakeet_tdt" else (),
+        durations=_durations(config, "durations") if model_type == "parakeet_tdt" else (),
         ctc=False,
     )
 
