@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from pruned_rnnt.align.output import AlignmentPlace, AlignmentWriter, cut_of_fil
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned, align_file, align_set
 from pruned_rnnt.data.input.batch import BatchIdentity
 from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.tokens.text_normalisation import normal_form
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.calibration import Calibration
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -65,13 +67,16 @@ def run_align(
         path, text = data, split
         results = align_file(model, tokenizer, path, text, p99_duration, calibration)
         cuts = {path.stem: cut_of_file(path, path.stem, text)} if kind == "lhotse" else {}
-        return write_alignments(results, place, kind, cuts, lambda: _digest(path, text))
+        digest = partial(_digest, path, text)
+        return write_alignments(results, place, kind, cuts, digest, tokenizer.normalise)
     loader = data.test_loader(split)
     results = align_set(model, tokenizer, data, identity.over(loader), calibration)
     cuts = {cut.id: cut for cut in data.folder.cuts(split)} if kind == "lhotse" else {}
     with progress_bar(console, "aligning, utterances", loader.utterances) as bar:
         counted = bar.over(results, size=lambda _: 1)
-        return write_alignments(counted, place, kind, cuts, lambda: identity.digest)
+        return write_alignments(
+            counted, place, kind, cuts, lambda: identity.digest, tokenizer.normalise
+        )
 
 
 def _digest(path: Path, text: str) -> str:
@@ -84,6 +89,7 @@ def write_alignments(
     kind: str,
     cuts: Mapping[str, Any],
     utterances: Callable[[], str],
+    normalise: Callable[[str], str] = normal_form,
 ) -> bool:
     """Write alignments and log the utterances without one; False if there are any.
 
@@ -92,7 +98,7 @@ def write_alignments(
 
     Args:
         place: where the files go; its split is the NAME in theirs.
-        kind, cuts: as for `AlignmentWriter`.
+        kind, cuts, normalise: as for `AlignmentWriter`.
         utterances: called at the end: the digest of the aligned utterances.
     """
     name = place.inputs.split
@@ -102,7 +108,7 @@ def write_alignments(
     aligned = with_unknown = words = 0
     seconds = score = 0.0
     with place.unfinished() as unfinished:
-        with AlignmentWriter(unfinished, kind, name, cuts) as writer:
+        with AlignmentWriter(unfinished, kind, name, cuts, normalise) as writer:
             for result in results:
                 if isinstance(result, NotAligned):
                     failures.append(result)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.align.utterance import AlignedUtterance
 from pruned_rnnt.data.audio.audio_file import without_decoder_messages
+from pruned_rnnt.data.tokens.text_normalisation import normal_form
 from pruned_rnnt.decode.word_times import ctm_text
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_inputs import ResultInputs
@@ -36,20 +37,34 @@ Interval = tuple[str, float, float]
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
 
 
-def cut_with_alignment(cut: Any, utterance: AlignedUtterance) -> Any:
+def cut_with_alignment(
+    cut: Any, utterance: AlignedUtterance, normalise: Callable[[str], str] = normal_form
+) -> Any:
     """A copy of the cut with `word` and `token` alignments; other kinds of alignments stay.
 
     Times start at the start of the cut, like those of its supervisions. If a cut has several
     supervisions, each gets as many words as its text has, and the tokens of those words.
+
+    Args:
+        normalise: makes the text that was aligned of one in the data.
+
+    Raises:
+        ValueError: the texts of several supervisions have other numbers of words than were aligned.
     """
     words = [_item(w.word, w.start, w.end, w.confidence) for w in utterance.words]
     tokens = [_item(t.token, t.start, t.end, t.confidence) for t in utterance.tokens]
     in_order = sorted(cut.supervisions, key=lambda s: s.start)
+    counts = [len(normalise(supervision.text or "").split()) for supervision in in_order]
+    if len(counts) == 1:
+        counts = [len(words)]
+    if sum(counts) != len(words):
+        raise ValueError(
+            f"{utterance.id}: the texts of its {len(counts)} supervisions have {sum(counts)} "
+            f"words, and {len(words)} were aligned, so that it is unknown whose they are: write "
+            "ctm or textgrid, or cut the supervisions apart (CutSet.trim_to_supervisions)"
+        )
     aligned = {}
-    for index, supervision in enumerate(in_order):
-        count = len((supervision.text or "").split())
-        if index == len(in_order) - 1:
-            count = len(words)
+    for supervision, count in zip(in_order, counts, strict=True):
         limit = words[count].start if count < len(words) else float("inf")
         own_tokens = [token for token in tokens if token.start < limit]
         aligned[supervision.id] = replace(
@@ -165,13 +180,22 @@ class AlignmentWriter:
         kind: textgrid, ctm or lhotse.
         name: SET.
         cuts: for lhotse, the cuts by utterance id.
+        normalise: as for `cut_with_alignment`.
     """
 
-    def __init__(self, folder: Path, kind: str, name: str, cuts: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kind: str,
+        name: str,
+        cuts: Mapping[str, Any],
+        normalise: Callable[[str], str] = normal_form,
+    ) -> None:
         self.folder = folder
         self.kind = kind
         self.name = name
         self.cuts = cuts
+        self._normalise = normalise
         self._open = ExitStack()
         self._scores: TextIO
         self._words: TextIO
@@ -217,7 +241,8 @@ class AlignmentWriter:
             self._words.write(ctm_text(utterance.id, words))
             self._tokens.write(ctm_text(utterance.id, tokens))
         else:
-            self._manifest.write(cut_with_alignment(self.cuts[utterance.id], utterance))
+            cut = self.cuts[utterance.id]
+            self._manifest.write(cut_with_alignment(cut, utterance, self._normalise))
 
 
 def location(folder: Path, kind: str, name: str) -> str:

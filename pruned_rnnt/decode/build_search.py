@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -123,6 +124,17 @@ def build_stream_search(
     search = found.search if isinstance(found, _OneBest) else found
     assert isinstance(search, StreamSearch)
     return search
+
+
+def score_problem(best: Hypothesis) -> str:
+    """Why the text of a best hypothesis means nothing; empty if its score is finite."""
+    if math.isfinite(best.score):
+        return ""
+    return (
+        f"the score of the best hypothesis is {best.score}, because the model's output has a NaN "
+        "or an infinity: with decode.precision=float16, set bfloat16 or float32; else look for "
+        "such values in the audio and the parameters"
+    )
 
 
 class _OneBest(DeviceSearch[list[list[Hypothesis]]]):

@@ -92,8 +92,9 @@ class DecodeConfig:
     skip_unknown: never emit `<unk>`, like sherpa-onnx.
     beam_size, num_best: for modified beam search and CTC prefix beam search.
     length_norm: order hypotheses of modified beam search by score per symbol.
-    chunk, left: encoder frames (40 ms) in a chunk of a causal encoder, and of its left context; 0:
-        as the model is configured. A chunk of -1 is the whole utterance.
+    chunk, left: encoder frames (40 ms; 80 ms of a FastConformer) in a chunk of a causal encoder,
+        and of its left context; 0: as the model is configured. A chunk of -1 is the whole
+        utterance.
     metric: of error rates in result files, of validations, and of the best checkpoint: wer counts
         words, cer characters without spaces. `auto`: cer if more than a tenth of the references are
         in a script without spaces between words (Chinese, Japanese, Thai, ...).

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.build_search import Search, build_search
+from pruned_rnnt.decode.build_search import Search, build_search, score_problem
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import encode_batch
-from pruned_rnnt.decode.head_paths import HeadPath, head_paths
+from pruned_rnnt.decode.head_paths import HeadPath, launch_ranked_head_paths
 from pruned_rnnt.decode.scoring.error_rates import Transcript
 from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.model.language_model import LanguageModel
@@ -85,6 +85,9 @@ def decode_set(
 
     Args:
         search: a search of your own instead of the configured one.
+
+    Raises:
+        ValueError: a score is NaN or infinite; the message names the utterance.
     """
     utterances: list[Decoded] = []
     audio_seconds = search_seconds = 0.0
@@ -96,6 +99,9 @@ def decode_set(
         hypotheses = search(*encoded)
         search_seconds += time.perf_counter() - started
         audio_seconds += sum(batch.durations)
+        for name, found in zip(batch.ids, hypotheses, strict=True):
+            if found and (problem := score_problem(found[0])):
+                raise ValueError(f"{name}: {problem}")
         utterances += [
             replace(utterance, heads=heads)
             for utterance, heads in zip(
@@ -117,15 +123,11 @@ def _heads(
 ) -> list[tuple[HeadPath | None, ...]]:
     """The paths of the CTC head through the hypotheses of each utterance."""
     ranks = max((len(found) for found in hypotheses), default=0)
-    by_rank = [
-        head_paths(
-            model,
-            encoded_NTE,
-            lengths,
-            [found[rank].symbols if rank < len(found) else () for found in hypotheses],
-        )
+    texts = [
+        [found[rank].symbols if rank < len(found) else () for found in hypotheses]
         for rank in range(ranks)
     ]
+    by_rank = launch_ranked_head_paths(model, encoded_NTE, lengths, texts).result()
     return [
         tuple(paths[n] for paths in by_rank[: len(found)]) for n, found in enumerate(hypotheses)
     ]

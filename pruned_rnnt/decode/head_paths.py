@@ -9,12 +9,13 @@ Axes: N batch, T encoder frames, E encoder width, U symbols.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress, islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
+from pruned_rnnt.decode.search.ctc_alignment import CtcAlignment, text_alignment
 from pruned_rnnt.decode.search.interface import Pending
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel, ctc_log_probs
 from pruned_rnnt.system.device import to_device
@@ -57,32 +58,45 @@ def head_paths(
     return launch_head_paths(model, encoded_NTE, lengths, texts).result()
 
 
-@torch.inference_mode()
 def launch_head_paths(
     model: SpeechModel, encoded_NTE: Tensor, lengths: Tensor, texts: Sequence[Sequence[int]]
 ) -> Pending[list[HeadPath | None]]:
     """`head_paths` without waiting for the device."""
-    longest = max((len(text) for text in texts), default=0) or 1
-    cells = encoded_NTE.size(0) * encoded_NTE.size(1) * (2 * longest + 1)
-    if model.ctc_head is None or cells > _MAX_CELLS:
-        return Pending((), lambda _: [None] * len(texts))
-    device = encoded_NTE.device
-    targets_NU = torch.tensor([[*text, *[BLANK] * (longest - len(text))] for text in texts])
-    counts_N = torch.tensor([len(text) for text in texts])
+    return launch_ranked_head_paths(model, encoded_NTE, lengths, [texts]).map(
+        lambda found: found[0]
+    )
+
+
+@torch.inference_mode()
+def launch_ranked_head_paths(
+    model: SpeechModel,
+    encoded_NTE: Tensor,
+    lengths: Tensor,
+    ranks: Sequence[Sequence[Sequence[int]]],
+) -> Pending[list[list[HeadPath | None]]]:
+    """`launch_head_paths` for several texts of each utterance, with one pass of the head.
+
+    Args:
+        ranks: N texts each.
+    """
+    states = [2 * max(map(len, texts), default=0) + 1 for texts in ranks]
+    fits = [encoded_NTE.size(0) * encoded_NTE.size(1) * each <= _MAX_CELLS for each in states]
+    if model.ctc_head is None or not any(fits):
+        return Pending((), lambda _: [[None] * len(texts) for texts in ranks])
+    lengths = to_device(lengths, encoded_NTE.device)
     log_probs_NTV = ctc_log_probs(model, encoded_NTE)
-    lengths = to_device(lengths, device)
-    best = ctc_alignment(
-        log_probs_NTV,
-        lengths,
-        to_device(targets_NU, device),
-        to_device(counts_N, device),
-        blank=BLANK,
-    )
-    counts = [len(text) for text in texts]
-    return Pending(
-        [best.frames_NU, best.log_probs_NU, best.score_N, _first_frames(log_probs_NTV, lengths)],
-        lambda found: _paths(counts, *found),
-    )
+    tensors = [_first_frames(log_probs_NTV, lengths)]
+    for texts in compress(ranks, fits):
+        tensors += text_alignment(log_probs_NTV, lengths, texts, blank=BLANK)
+
+    def paths(found: Sequence[Tensor]) -> list[list[HeadPath | None]]:
+        spikes, own = [_spikes(first_T) for first_T in found[0]], iter(found[1:])
+        return [
+            _paths(texts, CtcAlignment(*islice(own, 3)), spikes) if fit else [None] * len(texts)
+            for texts, fit in zip(ranks, fits, strict=True)
+        ]
+
+    return Pending(tensors, paths)
 
 
 def _first_frames(log_probs_NTV: Tensor, lengths_N: Tensor) -> Tensor:
@@ -94,20 +108,20 @@ def _first_frames(log_probs_NTV: Tensor, lengths_N: Tensor) -> Tensor:
     return best_NT.masked_fill(~begins_NT, BLANK)
 
 
+def _spikes(first_T: Tensor) -> Spikes:
+    (frames_K,) = (first_T != BLANK).nonzero(as_tuple=True)
+    return Spikes(tuple(first_T[frames_K].tolist()), tuple(frames_K.tolist()))
+
+
 def _paths(
-    counts: Sequence[int],
-    frames_NU: Tensor,
-    log_probs_NU: Tensor,
-    score_N: Tensor,
-    first_NT: Tensor,
+    texts: Sequence[Sequence[int]], best: CtcAlignment, spikes: Sequence[Spikes]
 ) -> list[HeadPath | None]:
-    """The paths of utterances with these numbers of symbols."""
-    frames, log_probs = frames_NU.tolist(), log_probs_NU.tolist()
-    has_path = (score_N > -torch.inf).tolist()
-    paths: list[HeadPath | None] = []
-    for n, count in enumerate(counts):
-        spikes_K = (first_NT[n] != BLANK).nonzero()[:, 0]
-        spikes = Spikes(tuple(first_NT[n, spikes_K].tolist()), tuple(spikes_K.tolist()))
-        path = HeadPath(tuple(frames[n][:count]), tuple(log_probs[n][:count]), spikes)
-        paths.append(path if has_path[n] else None)
-    return paths
+    """The paths of N utterances, on the CPU."""
+    frames, log_probs = best.frames_NU.tolist(), best.log_probs_NU.tolist()
+    has_path = (best.score_N > -torch.inf).tolist()
+    return [
+        HeadPath(tuple(frames[n][: len(text)]), tuple(log_probs[n][: len(text)]), spikes[n])
+        if has_path[n]
+        else None
+        for n, text in enumerate(texts)
+    ]

@@ -8,7 +8,7 @@ of a search, P predictor width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.schedule import Clock
+from pruned_rnnt.ops.common.plain_layers import called_weight, hook_of
 
 State = tuple[Tensor, ...]
 # Fraction of the training batches on which each balancer acts.
@@ -84,6 +85,16 @@ class PredictorConfig(AnyPredictorConfig):
             raise ValueError(f"model.predictor.dim is {self.dim}, needs a multiple of 4")
 
 
+class _Tables(NamedTuple):
+    """Of `context_tables`; and the weights that they were made of, what shows most changes of
+    these, and copies, because a change through `.data` shows in the values alone."""
+
+    tables: Tensor
+    weights: list[Tensor]
+    versions: list[tuple[int, int]]
+    copies: list[Tensor]
+
+
 class StatelessPredictor(Predictor):
     """Embedding, grouped convolution over the context, ReLU; for a context of one symbol only the
     embedding, as in icefall's recipe.
@@ -102,8 +113,7 @@ class StatelessPredictor(Predictor):
             self.convolution = nn.Conv1d(
                 config.dim, config.dim, config.context_size, groups=config.dim // 4, bias=False
             )
-        # Of `context_tables`, with the versions of the parameters that they were made of.
-        self._tables: tuple[tuple[tuple[int, int], ...], Tensor] | None = None
+        self._tables: _Tables | None = None
         self._clock = Clock()
         probability = _BALANCER_PROBABILITY if config.balancers else 0.0
         self.embedding_balancer = _balancer(self._clock, probability)
@@ -133,21 +143,23 @@ class StatelessPredictor(Predictor):
 
     def start(self, rows: int, device: torch.device) -> tuple[Tensor, State]:
         context_RC = self.start_context(rows, device)
-        return self._output(context_RC), (context_RC,)
+        return self._output(context_RC, is_first=True), (context_RC,)
 
     def step(self, symbols_R: Tensor, state: State) -> tuple[Tensor, State]:
         context_RC = torch.cat((state[0][:, 1:], symbols_R[:, None]), dim=1)
         return self._output(context_RC), (context_RC,)
 
-    def _output(self, context_RC: Tensor) -> Tensor:
-        """Output (R, P) after the contexts.
+    def _output(self, context_RC: Tensor, is_first: bool = False) -> Tensor:
+        """Output (R, P) after the contexts, of a batch's first symbols or later ones.
 
         A convolution of so few numbers takes the CPU many times as long as its sums.
         """
-        if context_RC.device.type != "cpu" or self.training or torch.is_grad_enabled():
+        tables = None
+        if not (context_RC.device.type != "cpu" or self.training or torch.is_grad_enabled()):
+            tables = self.context_tables(compares_values=is_first)
+        if tables is None:
             after_RP: Tensor = self(context_RC)[:, 0]
             return after_RP
-        tables = self.context_tables()
         if self.convolution is None:
             return tables[0][context_RC[:, 0]]
         summed_RP = tables[0][context_RC[:, 0]]
@@ -155,18 +167,42 @@ class StatelessPredictor(Predictor):
             summed_RP = summed_RP + tables[place][context_RC[:, place]]
         return torch.relu(summed_RP)
 
-    def context_tables(self) -> Tensor:
+    def context_tables(self, compares_values: bool = True) -> Tensor | None:
         """(C, V + 1, P): what each symbol at each place of the context adds to the output, which
         for a context of several symbols goes through a ReLU. The last row, that of -1, is zero.
 
-        The result is kept until a parameter changes; it has no gradient.
+        None if calls of the predictor or of its layers compute something else: they are adapters or
+        other subclasses, or have hooks or parametrizations. The result is kept until a parameter
+        changes; it has no gradient.
+
+        Args:
+            compares_values: also notice changes through `.data`, which takes longer.
         """
-        weights = [self.embedding.weight]
-        weights += [] if self.convolution is None else [self.convolution.weight]
-        versions = tuple((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
-        if self._tables is None or self._tables[0] != versions:
-            self._tables = (versions, self._make_tables())
-        return self._tables[1]
+        weights = self._called_weights()
+        if weights is None:
+            return None
+        versions = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
+        kept = self._tables
+        if (
+            kept is None
+            or kept.versions != versions
+            or any(own is not w for own, w in zip(kept.weights, weights, strict=True))
+            or (compares_values and not all(map(torch.equal, kept.copies, weights)))
+        ):
+            copies = [w.detach().clone() for w in weights]
+            kept = self._tables = _Tables(self._make_tables(), weights, versions, copies)
+        return kept.tables
+
+    def _called_weights(self) -> list[Tensor] | None:
+        """The weights of the layers; None if the predictor or a layer has to be called."""
+        for name in _OWN_METHODS:
+            if getattr(type(self), name) is not getattr(StatelessPredictor, name):
+                return None
+        found = [called_weight(self.embedding, nn.Embedding)]
+        if self.convolution is not None:
+            found.append(called_weight(self.convolution, nn.Conv1d))
+        weights = [weight for weight in found if weight is not None]
+        return weights if len(weights) == len(found) and hook_of(self) is None else None
 
     def _make_tables(self) -> Tensor:
         embedded_VP = nn.functional.pad(self.embedding.weight.detach(), (0, 0, 0, 1))
@@ -191,6 +227,10 @@ class StatelessPredictor(Predictor):
         padded_NLP = nn.functional.pad(embedded_NLP, (0, 0, self.context_size - 1, 0))
         output: Tensor = self.output_balancer(self._combined(padded_NLP))
         return output
+
+
+# What a subclass may change of the outputs.
+_OWN_METHODS = ("forward", "_embedded", "_combined", "start_context", "start", "step")
 
 
 def _grouped_convolution(convolution: nn.Conv1d, x_NLP: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
+from pruned_rnnt.decode.build_search import score_problem
 from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
 from pruned_rnnt.system.device import HostCopy
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
@@ -208,6 +209,8 @@ class SegmentBatches:
             yield from self._decode(usable[len(usable) // 2 :])
             return
         for item, segment in zip(usable, best, strict=True):
+            if segment is not None and (problem := score_problem(segment.hypothesis)):
+                item.recording.error = ValueError(problem)
             item.recording.decoded(item.number, segment)
 
     def _best_paths(

@@ -12,6 +12,7 @@ from pruned_rnnt.decode.calibration import Calibration
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import compute_dtype, encode_padded
 from pruned_rnnt.decode.head_paths import launch_head_paths
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.decode.word_times import frame_seconds
 from pruned_rnnt.export.stream_sizes import stream_sizes
@@ -29,6 +30,8 @@ from pruned_rnnt.transcribe.stream_group import StreamGroup
 # Of audio that a GPU decodes together: by its memory, within bounds. 66 million parameters in
 # bfloat16 need 2.5 GiB for 1000 s. A search takes as many steps for one utterance as for many.
 _SECONDS_PER_GIB, _LEAST_SECONDS, _MOST_SECONDS = 40.0, 600.0, 3840.0
+
+_NOTHING = Hypothesis(symbols=(), frames=(), score=0.0, symbol_scores=())
 
 
 class Recogniser(AudioRecogniser):
@@ -82,7 +85,8 @@ class Recogniser(AudioRecogniser):
         )
         search = launch_search(self._search, encoded_NTE, lengths)
         yield
-        best = [hypotheses[0] for hypotheses in search.result()]
+        # A beam may find no path: with durations of 2 alone, none ends after an odd number.
+        best = [hypotheses[0] if hypotheses else _NOTHING for hypotheses in search.result()]
         if not with_heads or self.model.ctc_head is None:
             return [(hypothesis, None) for hypothesis in best]
         symbols = [hypothesis.symbols for hypothesis in best]

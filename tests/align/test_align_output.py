@@ -180,6 +180,20 @@ def test_other_alignments_stay_and_no_word_is_lost() -> None:
     assert "word" not in source.supervisions[0].alignment
 
 
+def test_supervisions_get_the_words_of_their_text_as_it_was_aligned() -> None:
+    source = cut("u", ["one \u200b", 't"wo', "three"])
+    aligned = cut_with_alignment(source, utterance("u", extra=1))
+    words = [[item.symbol for item in own.alignment["word"]] for own in aligned.supervisions]
+    assert words == [["one"], ['t"wo'], ["three"]]
+    by_tokenizer = cut("u", ["1/2", "three"])
+    aligned = cut_with_alignment(
+        by_tokenizer, utterance("u", extra=1), lambda text: text.replace("1/2", 'one t"wo')
+    )
+    assert [len(own.alignment["word"]) for own in aligned.supervisions] == [2, 1]
+    with pytest.raises(ValueError, match=r"^u: .* 2 supervisions have 2 words, and 3 were aligned"):
+        cut_with_alignment(by_tokenizer, utterance("u", extra=1))
+
+
 @pytest.mark.parametrize(
     ("utterance_id", "name"), [("a-b_1.x", "a-b_1.x"), ("../a b", ".._a_b"), ("é/ü", "é_ü")]
 )

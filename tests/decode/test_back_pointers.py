@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pruned_rnnt.decode.search.back_pointers import trace_hypotheses
+from pruned_rnnt.decode.search.back_pointers import pending_trace
 from pruned_rnnt.ops.search.search_frames import BeamSteps
 
 
@@ -19,7 +19,7 @@ def test_hypotheses_are_those_of_one_step_after_the_other(frames: int) -> None:
     kept_NK = torch.tensor([[4, 0], [1, 1], [2, 3]])
     score_NK = torch.tensor([[0.0, -1.0], [-1.0, -torch.inf], [-2.0, -3.0]])
     steps = BeamSteps(parent_NTB, symbol_NTB.clamp(min=-1), added_NTB)
-    found = trace_hypotheses(kept_NK, score_NK, steps)
+    found = pending_trace(kept_NK, score_NK, steps).result()
     assert [len(each) for each in found] == [2, 1, 2]
     for n, hypotheses in enumerate(found):
         for k, hypothesis in enumerate(hypotheses):

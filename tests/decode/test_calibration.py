@@ -23,7 +23,7 @@ from pruned_rnnt.decode.calibration import (
     read_calibration,
     save_calibration,
 )
-from pruned_rnnt.decode.head_paths import head_paths
+from pruned_rnnt.decode.head_paths import head_paths, launch_ranked_head_paths
 from pruned_rnnt.decode.scoring.error_statistics import normalised_cross_entropy, right_words
 from tests.tiny_models import tiny_conformer, tiny_model
 
@@ -210,3 +210,16 @@ def test_head_paths_are_those_of_the_ctc_head() -> None:
         None,
         None,
     ]
+
+
+def test_head_paths_of_several_texts_take_one_pass_of_the_head() -> None:
+    model = tiny_model(tiny_conformer(), 5, ctc_scale=0.2)
+    encoded, lengths = model.encode(torch.randn(2, 60, 80), torch.tensor([60, 40]))
+    ranks = [[[1, 2], []], [[3] * 40, [4]], [[], []]]
+    expected = [head_paths(model, encoded, lengths, texts) for texts in ranks]
+    assert expected[1][0] is None
+    assert model.ctc_head is not None
+    calls: list[object] = []
+    model.ctc_head.register_forward_hook(lambda *call: calls.append(call))
+    assert launch_ranked_head_paths(model, encoded, lengths, ranks).result() == expected
+    assert len(calls) == 1

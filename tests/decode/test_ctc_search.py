@@ -265,3 +265,19 @@ def test_settings_that_do_not_fit_the_method() -> None:
         DecodeConfig(method="ctc_prefix_beam", fusion=FusionConfig(ilm_scale=0.1))
     with pytest.raises(ValueError, match="modified_beam or ctc_prefix_beam"):
         DecodeConfig(method="ctc_greedy", num_best=2)
+
+
+def test_times_need_no_copy_of_the_log_probs_for_each_hypothesis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, sizes = ctc_model(), []
+    align = ctc_alignment_module.ctc_alignment
+
+    def recorded(log_probs_NTV: Tensor, *arguments: Any, **options: Any) -> Any:
+        sizes.append(log_probs_NTV.shape)
+        return align(log_probs_NTV, *arguments, **options)
+
+    monkeypatch.setattr(ctc_alignment_module, "ctc_alignment", recorded)
+    found = CtcPrefixBeamSearch(model, beam_size=4, num_best=4)(*encoded(LENGTHS))
+    assert [len(own) for own in found] == [4, 4, 4, 1, 4]
+    assert sizes == [(len(LENGTHS), max(LENGTHS), VOCAB)] * 4

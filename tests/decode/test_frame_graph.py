@@ -16,7 +16,7 @@ import torch
 from pruned_rnnt.decode.fusion.build import SymbolBonus
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
 from pruned_rnnt.decode.search import frame_graph
-from pruned_rnnt.decode.search.back_pointers import trace_hypotheses
+from pruned_rnnt.decode.search.back_pointers import pending_trace
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.decode.search.interface import Hypothesis
@@ -89,7 +89,7 @@ def test_blocks_equal_the_loop(frames: int, max_symbols: int) -> None:
 
 def best_paths(steps: Rows, beam: Rows) -> list[list[Hypothesis]]:
     score_NB, order_NB = beam[0].sort(dim=1, descending=True, stable=True)
-    return trace_hypotheses(order_NB, score_NB, BeamSteps(*steps))
+    return pending_trace(order_NB, score_NB, BeamSteps(*steps)).result()
 
 
 @pytest.mark.parametrize("frames", [32, 33, 80])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.fusion.build import FusionConfig, NeuralScorer, SymbolBonus
@@ -194,3 +195,12 @@ def test_fusion_needs_beam_search() -> None:
 
     with pytest.raises(ValueError, match="modified_beam"):
         DecodeConfig(fusion=FusionConfig(hotwords="phrases.txt"))
+
+
+def test_fusion_needs_the_tokenizer_and_the_language_model() -> None:
+    config = DecodeConfig(method="modified_beam", fusion=FusionConfig(lm="runs/lm"))
+    with pytest.raises(ValueError, match="needs the model's tokenizer, got None"):
+        build_search(make_model(), config)
+    tokenizer = train_tokenizer(["abc"], TokenizerConfig(kind="char", vocab_size=30))
+    with pytest.raises(ValueError, match=r"decode\.fusion\.lm is runs/lm, .* language_model="):
+        build_search(make_model(), config, tokenizer)

@@ -76,6 +76,12 @@ def test_bonuses_are_immediate_and_subtracted_again() -> None:
     assert steps(scorer, (1, 1, 2)) == pytest.approx([1.5, 0.0, 1.5, -3.0])
 
 
+def test_a_phrase_that_begins_another_counts_once() -> None:
+    scorer = HotwordScorer(hotwords({(1,): 5.0, (1, 2): 1.0}), VOCAB)
+    assert steps(scorer, (1, 3)) == pytest.approx([6.0, -1.0, 0.0])
+    assert steps(scorer, (1, 2)) == pytest.approx([6.0, 1.0, 0.0])
+
+
 def test_search_prefers_hotwords() -> None:
     model = make_model(seed=4)
     frames, lengths = encoded([8, 6, 0])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.build_search import build_search
+from pruned_rnnt.decode.build_search import build_search, score_problem
 from pruned_rnnt.decode.decode_config import DecodeConfig, result_settings
 from pruned_rnnt.decode.decode_config import label as result_label
 from pruned_rnnt.decode.fusion.build import FusionConfig
@@ -167,6 +167,52 @@ def test_no_frames_give_no_symbols() -> None:
         assert (hypothesis.symbols, hypothesis.score) == ((), 0.0)
 
 
+@pytest.mark.parametrize("method", ["greedy", "modified_beam", "ctc_greedy", "ctc_prefix_beam"])
+@pytest.mark.parametrize("model", [{}, {"lstm": True}, {"durations": (0, 1, 2)}])
+def test_a_batch_of_no_utterances_has_no_hypotheses(method: str, model: dict[str, Any]) -> None:
+    search = build_search(make_model(ctc_scale=0.2, **model), DecodeConfig(method=method))
+    assert search(torch.zeros(0, 5, 8), torch.zeros(0, dtype=torch.int64)) == []
+
+
+@pytest.mark.parametrize("method", ["greedy", "modified_beam", "ctc_greedy", "ctc_prefix_beam"])
+@pytest.mark.parametrize("model", [{}, {"lstm": True}, {"durations": (0, 1, 2)}])
+def test_values_and_lengths_beyond_the_frames_change_nothing(
+    method: str, model: dict[str, Any]
+) -> None:
+    search = build_search(make_model(ctc_scale=0.2, **model), DecodeConfig(method=method))
+    frames, lengths = encoded([9, 5])
+    expected = search(frames, lengths)
+    frames[1, 5:] = torch.nan
+    assert search(frames, torch.tensor([14, 5])) == expected
+    assert expected[0][0].symbols
+
+
+def test_single_frames_of_greedy_search_ignore_padding() -> None:
+    search = GreedySearch(make_model())
+    frames, lengths = encoded([9, 5])
+    frames[1, 5:] = torch.nan
+    with torch.inference_mode():
+        am_NTD = search.model.joiner.encoder_proj(frames)
+        (_, scores_NTM), _ = search._loop(am_NTD, lengths, search.start(2, frames.device))
+    assert bool(scores_NTM.isfinite().all())
+
+
+@pytest.mark.parametrize("method", ["greedy", "modified_beam", "ctc_greedy", "ctc_prefix_beam"])
+@pytest.mark.parametrize("durations", [(), (0, 1, 2)])
+def test_nan_in_an_utterance_is_a_problem_of_its_score(
+    method: str, durations: tuple[int, ...]
+) -> None:
+    model = make_model(ctc_scale=0.2, durations=durations)
+    search = build_search(model, DecodeConfig(method=method))
+    frames, lengths = encoded([9, 5])
+    assert [score_problem(found[0]) for found in search(frames, lengths)] == ["", ""]
+    frames[1, 2] = torch.nan
+    first, second = (score_problem(found[0]) for found in search(frames, lengths))
+    assert first == ""
+    assert "is nan" in second
+    assert "decode.precision=float16" in second
+
+
 @pytest.mark.parametrize(("beam_size", "num_best"), [(0, 1), (4, 5), (4, 0)])
 def test_wrong_sizes_are_errors(beam_size: int, num_best: int) -> None:
     frames, lengths = encoded([3])
@@ -265,6 +311,20 @@ def test_one_search_follows_parameters_that_change() -> None:
     expected = ModifiedBeamSearch(other)(frames, lengths)
     _assert_same(search(frames, lengths), expected)
     assert before[0][0].symbols != expected[0][0].symbols
+
+
+def test_searches_on_the_host_run_adapters_of_the_predictor() -> None:
+    model, scaled = make_model(), make_model()
+    frames, lengths = encoded([20, 5])
+    plain = modified_beam_search(model, frames, lengths)
+    model.predictor.embedding.register_forward_hook(lambda *call: 3 * call[2])
+    with torch.no_grad():
+        scaled.predictor.embedding.weight.mul_(3)
+    expected = modified_beam_search(scaled, frames, lengths)
+    assert expected[0][0].symbols != plain[0][0].symbols
+    _assert_same(modified_beam_search(model, frames, lengths), expected)
+    greedy = [[each] for each in greedy_search(model, frames, lengths)]
+    _assert_same(greedy, [[each] for each in greedy_search(scaled, frames, lengths)])
 
 
 @pytest.mark.parametrize(("context_size", "lstm"), [(1, False), (2, False), (2, True)])

@@ -11,7 +11,8 @@ from torch import Tensor
 from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.decode.search.greedy import GreedySearch
 from pruned_rnnt.decode.search.streaming import StreamDecoder
-from pruned_rnnt.decode.search.tdt_greedy import TdtGreedySearch, _GraphWalk
+from pruned_rnnt.decode.search.tdt_greedy import TdtGreedySearch, _GraphWalk, _Walk
+from pruned_rnnt.model.captured_passes import CAPTURE_AT, SharedBuffers
 from pruned_rnnt.model.speech_model import TransducerModel
 from tests.decode.search_model import UNKNOWN, encoded, make_model
 from tests.decode.test_frame_graph import replace_cuda_graphs
@@ -118,7 +119,7 @@ def test_blocks_equal_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         wanted = search.frames(frames_NTE, lengths_N, start)
         am_NTD = model.joiner.encoder_proj(frames_NTE)
         if walk is None:
-            walk = _GraphWalk(search, (4, 128), am_NTD, start)
+            walk = _GraphWalk(search, (4, 128), am_NTD, start, SharedBuffers(am_NTD.device))
             walk._graph.replay = walk._block
         walk.begin(am_NTD, lengths_N, start)
         walk.run()
@@ -130,6 +131,38 @@ def test_blocks_equal_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         emits = wanted.symbols_NTM >= 0
         assert torch.equal(found.durations_NTM[emits], wanted.durations_NTM[emits])
         assert emits.any()
+
+
+class _OnGpu(Tensor):
+    """A tensor on the CPU that says otherwise."""
+
+    is_cuda = True
+
+
+@torch.inference_mode()
+def test_graphs_are_made_for_frequent_or_long_batches_and_share_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replace_cuda_graphs(monkeypatch)
+    search = TdtGreedySearch(make_model(durations=(0, 1, 2)))
+
+    def walk(rows: int, frames: int) -> _Walk:
+        start = search.start(rows, torch.device("cpu"))
+        return search._walk(torch.zeros(rows, frames, 8).as_subclass(_OnGpu), start)
+
+    long = walk(4, 100)
+    assert isinstance(long, _GraphWalk)
+    for _ in range(CAPTURE_AT - 1):
+        assert type(walk(3, 20)) is _Walk
+    short = walk(3, 20)
+    assert isinstance(short, _GraphWalk)
+    assert walk(4, 30) is short
+    for one, other in zip(
+        (short._am_RTD, short._symbols, short._scores),
+        (long._am_RTD, long._symbols, long._scores),
+        strict=True,
+    ):
+        assert one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 @pytest.mark.gpu

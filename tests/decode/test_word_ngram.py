@@ -209,6 +209,12 @@ def test_wrong_files_and_settings_are_errors(arpa: Path, tmp_path: Path) -> None
     (tmp_path / "other.arpa").write_text("no model\n")
     with pytest.raises(ValueError, match=r"other\.arpa:1 is not an ARPA file"):
         read_word_ngram(str(tmp_path / "other.arpa"), "")
+    (tmp_path / "latin.txt").write_bytes(b"one\ncaf\xe9\n")
+    with pytest.raises(ValueError, match=r"fusion\.word_texts: .*latin\.txt:2 is not UTF-8"):
+        read_word_ngram("", str(tmp_path / "latin.txt"))
+    (tmp_path / "pruned.arpa").write_text(ARPA.replace("-1.2 b\n", ""))
+    with pytest.raises(ValueError, match=r"pruned\.arpa:16: b is not among the 1-grams"):
+        read_word_ngram(str(tmp_path / "pruned.arpa"), "")
     with pytest.raises(ValueError, match="word_unknown must lie between 0 and 1, got 0"):
         FusionConfig(word_unknown=0)
     model = WordNgram(read_orders(arpa))
@@ -218,3 +224,11 @@ def test_wrong_files_and_settings_are_errors(arpa: Path, tmp_path: Path) -> None
         WordNgramScorer(model, ["<blk>", "\u2581", "A", "B"], scale=1.0, unknown=0.1)
     with pytest.raises(ValueError, match="needs a back-off model or texts"):
         WordNgram()
+
+
+def test_the_unknown_word_may_be_in_capitals(arpa: Path, tmp_path: Path) -> None:
+    (tmp_path / "capitals.arpa").write_text(ARPA.replace("<unk>", "<UNK>"))
+    capitals, model = (read_word_ngram(str(x), "") for x in (tmp_path / "capitals.arpa", arpa))
+    assert capitals.words == model.words == ["ab", "abc", "b"]
+    first, stop = torch.tensor([0]), torch.tensor([3])
+    assert torch.equal(*(x.between(x.start(1), first, stop) for x in (capitals, model)))

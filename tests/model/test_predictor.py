@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
 
@@ -43,6 +48,65 @@ def test_start_in_inference_equals_that_with_gradients(context_size: int) -> Non
         output, (context,) = predictor.start(3, torch.device("cpu"))
     torch.testing.assert_close(output, wanted.detach())
     assert torch.equal(context, predictor.start_context(3, torch.device("cpu")))
+
+
+class _Tripled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+class _Adapter(nn.Embedding):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
+
+
+class _OtherPredictor(StatelessPredictor):
+    def forward(self, symbols_NL: Tensor) -> Tensor:
+        return 3 * super().forward(symbols_NL)
+
+
+def _replace(predictor: StatelessPredictor) -> None:
+    predictor.embedding = nn.Sequential(predictor.embedding, _Tripled())  # type: ignore[assignment]
+
+
+def _with_bias(predictor: StatelessPredictor) -> None:
+    predictor.convolution = nn.Conv1d(8, 8, 2, groups=2)
+
+
+CHANGES: dict[str, Callable[[StatelessPredictor], Any]] = {
+    "subclass": lambda p: setattr(p, "__class__", _OtherPredictor),
+    "adapter": lambda p: setattr(p, "embedding", _Adapter(10, 8)),
+    "wrapper": _replace,
+    "bias": _with_bias,
+    "embedding hook": lambda p: p.embedding.register_forward_hook(lambda *x: 3 * x[2]),
+    "convolution hook": lambda p: p.convolution.register_forward_hook(lambda *x: 3 * x[2]),
+    "predictor hook": lambda p: p.register_forward_hook(lambda *x: 3 * x[2]),
+    "parametrization": lambda p: parametrize.register_parametrization(
+        p.embedding, "weight", _Tripled()
+    ),
+    "data": lambda p: p.embedding.weight.data.mul_(3),
+    "new parameter": lambda p: setattr(p.embedding, "weight", nn.Parameter(torch.randn(10, 8))),
+    "in place": lambda p: p.convolution.weight.detach().mul_(3),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_steps_on_the_cpu_follow_every_change_of_the_layers(change: str) -> None:
+    torch.manual_seed(0)
+    predictor = StatelessPredictor(PredictorConfig(dim=8), 10).eval()
+
+    @torch.inference_mode()
+    def outputs() -> tuple[Tensor, Tensor]:
+        first, state = predictor.start(2, torch.device("cpu"))
+        second, (context,) = predictor.step(torch.tensor([3, 4]), state)
+        called = torch.cat([predictor(state[0])[:, 0], predictor(context)[:, 0]])
+        return torch.cat([first, second]), called
+
+    before, _ = outputs()
+    CHANGES[change](predictor)
+    found, called = outputs()
+    torch.testing.assert_close(found, called)
+    assert not torch.allclose(found, before)
 
 
 def test_context_of_one_symbol_is_its_embedding() -> None:

@@ -104,10 +104,10 @@ class FusionConfig:
         the bigrams of symbols in these texts are subtracted. With the training texts, it takes what
         the model learned of their language from the scores (arXiv 2203.16776), so that word_scale
         can be larger.
-    word_ngram, word_scale: n-gram model of words (ARPA), for recognisers of letters or pieces, and
-        the factor of its log-probabilities.
+    word_ngram: n-gram model of words (ARPA), for recognisers of letters or pieces.
     word_texts: file with a text per line, or a prepared folder for its training texts, whose
         n-grams adapt word_ngram, or take its place if that is empty.
+    word_scale: factor of the log-probabilities of word_ngram and word_texts.
     word_unknown: the share of words that the n-gram model of words lacks.
     lm, lm_scale: run folder of a language model, and the factor of its log-probabilities.
     ilm_scale: factor with which the log-probabilities of the model's internal language model are
@@ -173,12 +173,18 @@ def build_scorers(
             mode.
 
     Raises:
-        ValueError, FileNotFoundError: as the scorers.
+        ValueError: tokenizer or language_model is None and a scorer needs it; and as the scorers.
+        FileNotFoundError: as the scorers.
     """
     if not config.adds_scorers:
         return []
-    assert tokenizer is not None
-    assert language_model is not None or not config.lm
+    if tokenizer is None:
+        raise ValueError("decode.fusion needs the model's tokenizer, got None: pass tokenizer=")
+    if config.lm and language_model is None:
+        raise ValueError(
+            f"decode.fusion.lm is {config.lm}, which needs its model, got None: pass "
+            "language_model="
+        )
     scorers: list[TokenScorer] = []
     if config.ngram:
         scorers.append(NgramScorer(Path(config.ngram), tokenizer.symbols, config.ngram_scale))

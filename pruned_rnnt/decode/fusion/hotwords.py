@@ -169,9 +169,7 @@ class HotwordScorer:
                 # A symbol that does not continue this prefix continues its longest proper suffix.
                 next_SV[state] = next_SV[fail[state]]
                 completed[state] += completed[fail[state]]
-                # The end of a phrase that is no prefix of another has no pending bonus of its own.
-                own = trie.reward[state] if trie.children[state] else 0.0
-                pending[state] = own or pending[fail[state]]
+                pending[state] = trie.reward[state] or pending[fail[state]]
             for symbol, child in trie.children[state].items():
                 fail[child] = int(next_SV[state, symbol]) if state != 0 else 0
                 next_SV[state, symbol] = child
@@ -203,8 +201,8 @@ class _Trie:
     """A trie of phrases.
 
     children: for each node, the node after each symbol.
-    reward: for each node, the largest bonus that a phrase gives for the symbols up to it; 0 if
-        all are negative.
+    reward: for each node, the largest bonus that a phrase that goes on after it gives for the
+        symbols up to it; 0 if there is none, or all are negative.
     completed: for each node, the bonus of the phrases that end there.
     """
 
@@ -227,5 +225,6 @@ class _Trie:
                 self.reward.append(0.0)
                 self.completed.append(0.0)
             node = self.children[node][symbol]
-            self.reward[node] = max(self.reward[node], bonus * depth)
+            if depth < len(symbols):
+                self.reward[node] = max(self.reward[node], bonus * depth)
         self.completed[node] = bonus * len(symbols)

@@ -57,18 +57,19 @@ def read_arpa(path: Path, words: Iterable[str]) -> list[dict[Ngram, Entry]]:
     """
     kept = {*words, BEGIN, END, UNKNOWN}
     orders: list[dict[Ngram, Entry]] = []
-    for order, log_prob, names, back_off in _arpa_ngrams(path):
+    for _, order, log_prob, names, back_off in _arpa_ngrams(path):
         while order > len(orders):
             orders.append({})
-        ngram = tuple(UNKNOWN if name == "<UNK>" else name for name in names)
+        ngram = tuple(names)
         if kept.issuperset(ngram):
             orders[order - 1][ngram] = Entry(log_prob * _LN_10, back_off * _LN_10)
     orders[0].setdefault((UNKNOWN,), Entry(_UNKNOWN_SCORE * _LN_10, 0.0))
     return orders
 
 
-def _arpa_ngrams(path: Path) -> Iterator[tuple[int, float, list[str], float]]:
-    """Order, logarithm to the base 10 of the probability, words and that of the back-off weight.
+def _arpa_ngrams(path: Path) -> Iterator[tuple[int, int, float, list[str], float]]:
+    """Line, order, logarithm to the base 10 of the probability, words and that of the back-off
+    weight; the unknown word is `<unk>`.
 
     Errors are those of `read_arpa`.
     """
@@ -93,7 +94,8 @@ def _arpa_ngrams(path: Path) -> Iterator[tuple[int, float, list[str], float]]:
                 if not (math.isfinite(log_prob) and math.isfinite(back_off)):
                     raise ValueError(f"{line[:50]!r} is not finite")
                 found += 1
-                yield order, log_prob, fields[1 : order + 1], back_off
+                names = [UNKNOWN if name == "<UNK>" else name for name in fields[1 : order + 1]]
+                yield number, order, log_prob, names, back_off
         else:
             raise ValueError("ends without \\end\\")
     except (ValueError, OSError, EOFError) as error:
@@ -138,13 +140,19 @@ def read_texts(path: Path, key: str) -> list[str]:
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: there is no text.
+        ValueError: there is no text, or the file is not UTF-8; the message names the line.
     """
     lines: Sequence[str]
     if path.is_dir():
         lines = _training_texts(path)
     elif path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines()
+        try:
+            lines = path.read_bytes().decode("utf-8").splitlines()
+        except UnicodeDecodeError as error:
+            number = error.object.count(b"\n", 0, error.start) + 1
+            raise ValueError(
+                f"decode.fusion.{key}: {path}:{number} is not UTF-8: save the file as UTF-8"
+            ) from error
     else:
         raise FileNotFoundError(f"decode.fusion.{key}: there is nothing at {path}")
     if not any(line.strip() for line in lines):
@@ -204,16 +212,26 @@ def read_orders(path: Path) -> list[NgramList]:
 
     Raises:
         FileNotFoundError: `path` does not exist.
-        ValueError: the file is no ARPA file; the message names the line.
+        ValueError: the file is no ARPA file, or lacks a 1-gram of a word that its other n-grams
+            have; the message names the line.
     """
     logs: list[array[float]] = []
     words: list[list[str]] = []
-    for order, log_prob, names, back_off in _arpa_ngrams(path):
+    single: set[str] = {BEGIN, END, UNKNOWN}
+    for number, order, log_prob, names, back_off in _arpa_ngrams(path):
         while order > len(words):
+            single.update(*words[:1])
             logs.append(array("d"))
             words.append([])
+        names = [normal_form(name) for name in names]
+        if order > 1 and not single.issuperset(names):
+            (name, *_) = (name for name in names if name not in single)
+            raise ValueError(
+                f"{path}:{number}: {name} is not among the 1-grams of this file, which an n-gram "
+                "model of words needs: add it there, or leave out the n-grams with it"
+            )
         logs[order - 1].extend((log_prob, back_off))
-        words[order - 1].extend(map(normal_form, names))
+        words[order - 1].extend(names)
     orders = []
     for order, (pairs, names) in enumerate(zip(logs, words, strict=True), 1):
         values = 10.0 ** torch.tensor(pairs, dtype=torch.float64).view(-1, 2)

@@ -28,15 +28,10 @@ def stack_steps(frames: Sequence[BeamSteps], like_NB: Tensor) -> BeamSteps:
     return BeamSteps(*(torch.stack(field, dim=1) for field in zip(*frames, strict=True)))
 
 
-def trace_hypotheses(kept_NK: Tensor, score_NK: Tensor, steps: BeamSteps) -> list[list[Hypothesis]]:
-    """Follow the best rows of the last beam back to the first frame; results are on the CPU."""
-    return pending_trace(kept_NK, score_NK, steps).result()
-
-
 def pending_trace(
     kept_NK: Tensor, score_NK: Tensor, steps: BeamSteps
 ) -> Pending[list[list[Hypothesis]]]:
-    """`trace_hypotheses` without waiting for the device."""
+    """Follow the best rows of the last beam back to the first frame."""
     row_NTK = _rows_of_kept(kept_NK, steps)
     found = Pending(_on_path(row_NTK, score_NK, steps), _hypotheses)
     return found.map(lambda found: [[path for path in own if path is not None] for own in found])
@@ -152,7 +147,7 @@ def trace_paths(
             [
                 _follow(row, score, arc, tables[n], width * steps_per_frame)
                 for row, score, *arc in zip(rows[n], scores[n], *arcs[n], strict=True)
-                if score > -torch.inf
+                if score != -torch.inf
             ]
             for n in range(len(rows))
         ]

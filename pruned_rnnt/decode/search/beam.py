@@ -246,7 +246,7 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
         scores_NBV = scores_NBV.masked_fill(self._silent_V, -torch.inf)
         if fusion_NBV is not None:
             scores_NBV = scores_NBV + fusion_NBV
-        only_blank_V = torch.full_like(scores_NBV[0, 0], -torch.inf)
+        only_blank_V = scores_NBV.new_full(scores_NBV.shape[-1:], -torch.inf)
         only_blank_V[blank : blank + 1].fill_(0.0)
         return torch.where(alive_N11, scores_NBV, only_blank_V)
 

@@ -6,7 +6,7 @@ between and after the symbols.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.system.device import to_device
 
 _Forward = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 _FirstFrames = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -74,6 +75,19 @@ def ctc_alignment(
     frames_NU = torch.where(first_NS < frames, first_NS, 0)[:, 1::2]
     log_probs_NU = log_probs_NTV[torch.arange(batch, device=device)[:, None], frames_NU, targets_NU]
     return CtcAlignment(frames_NU, log_probs_NU, score_N)
+
+
+def text_alignment(
+    log_probs_NTV: Tensor, lengths_N: Tensor, texts: Sequence[Sequence[int]], *, blank: int = 0
+) -> CtcAlignment:
+    """`ctc_alignment` of N texts, given as ids without blanks."""
+    longest = max(map(len, texts), default=0) or 1
+    padded = [[*text, *[blank] * (longest - len(text))] for text in texts]
+    targets_NU = torch.tensor(padded, dtype=torch.int64).view(len(texts), longest)
+    counts_N = torch.tensor([len(text) for text in texts], dtype=torch.int64)
+    device = log_probs_NTV.device
+    targets_NU, counts_N = to_device(targets_NU, device), to_device(counts_N, device)
+    return ctc_alignment(log_probs_NTV, lengths_N, targets_NU, counts_N, blank=blank)
 
 
 def _functions(log_probs_NTV: Tensor) -> tuple[_Forward, _FirstFrames]:
@@ -136,13 +150,13 @@ def _forward_on_cpu(
     bias_NS = np.where(skips_NS.numpy(), 0.0, -np.inf)
     (batch, states), frames = labels_NS.shape, log_probs_NTV.size(1)
     ends = lengths_N.tolist()
-    all_alive = min(ends)
+    all_alive = min(ends, default=0)
     # Two impossible states before the first one.
     padded_NS = np.full((batch, states + 2), -np.inf)
     padded_NS[:, 2] = 0.0
     score_NS, one_NS, two_NS = padded_NS[:, 2:], padded_NS[:, 1:-1], padded_NS[:, :-2]
     steps_TNS = np.zeros((frames, batch, states), dtype=np.uint8)
-    for t in range(min(max(ends), frames)):
+    for t in range(min(max(ends, default=0), frames)):
         if t % _GATHERED == 0:
             part_NTV = log_probs_NTV.detach()[:, t : t + _GATHERED].double()
             labels_NTS = labels_NS[:, None].expand(-1, part_NTV.size(1), -1)

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.back_pointers import stack_steps, trace_hypotheses
-from pruned_rnnt.decode.search.ctc_alignment import ctc_alignment
+from pruned_rnnt.decode.search.back_pointers import pending_trace, stack_steps
+from pruned_rnnt.decode.search.ctc_alignment import text_alignment
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.interface import Hypothesis, check_beam, silent_mask
 from pruned_rnnt.decode.search.states import (
@@ -82,7 +82,7 @@ class CtcGreedySearch(SearchByFrames):
         emits_NT = (symbol_NT != BLANK) & (symbol_NT != before_NT[:, :-1])
         return GreedyFrames(
             torch.where(emits_NT, symbol_NT, -1)[:, :, None],
-            (best_NT * alive_NT)[:, :, None],
+            torch.where(alive_NT, best_NT, 0.0)[:, :, None],
             (before_NT[:, -1],),
         )
 
@@ -176,8 +176,8 @@ class CtcPrefixBeamSearch:
         score_NB = beam.total_NB + beam.fusion_NB
         score_NB = add_final_scores(score_NB, self.scorers, beam.scorers)
         stacked = stack_steps(steps, beam.hash_NB)
-        found = trace_hypotheses(*best_rows(score_NB, self.num_best), stacked)
-        return _with_times(found, log_probs_NTV, lengths_N)
+        found = pending_trace(*best_rows(score_NB, self.num_best), stacked)
+        return _with_times(found.result(), log_probs_NTV, lengths_N)
 
     def _start(self, batch: int, device: torch.device) -> _Beam:
         """One empty hypothesis per utterance; the other rows have probability 0."""
@@ -277,29 +277,21 @@ def _with_times(
     found: list[list[Hypothesis]], log_probs_NTV: Tensor, lengths_N: Tensor
 ) -> list[list[Hypothesis]]:
     """The hypotheses with the frames and symbol scores of their best paths."""
-    rows = [(n, hypothesis) for n, several in enumerate(found) for hypothesis in several]
-    longest = max((len(hypothesis.symbols) for _, hypothesis in rows), default=0)
-    if longest == 0:
-        return found
-    symbols = [[*h.symbols, *[BLANK] * (longest - len(h.symbols))] for _, h in rows]
-    device = log_probs_NTV.device
-    utterance_R = torch.tensor([n for n, _ in rows], device=device)
-    aligned = ctc_alignment(
-        log_probs_NTV[utterance_R],
-        lengths_N[utterance_R],
-        torch.tensor(symbols, device=device),
-        torch.tensor([len(hypothesis.symbols) for _, hypothesis in rows], device=device),
-        blank=BLANK,
-    )
     timed: list[list[Hypothesis]] = [[] for _ in found]
-    frames, log_probs = aligned.frames_NU.tolist(), aligned.log_probs_NU.tolist()
-    for row, (n, hypothesis) in enumerate(rows):
-        count = len(hypothesis.symbols)
-        timed[n].append(
-            replace(
-                hypothesis,
-                frames=tuple(frames[row][:count]),
-                symbol_scores=tuple(log_probs[row][:count]),
-            )
-        )
+    # One rank after the other: the log-probabilities of all at once would take their memory again
+    # for each.
+    for rank in range(max(map(len, found), default=0)):
+        symbols = [own[rank].symbols if rank < len(own) else () for own in found]
+        aligned = text_alignment(log_probs_NTV, lengths_N, symbols, blank=BLANK)
+        frames, log_probs = aligned.frames_NU.tolist(), aligned.log_probs_NU.tolist()
+        for n, own in enumerate(found):
+            count = len(symbols[n])
+            timed[n] += [
+                replace(
+                    hypothesis,
+                    frames=tuple(frames[n][:count]),
+                    symbol_scores=tuple(log_probs[n][:count]),
+                )
+                for hypothesis in own[rank : rank + 1]
+            ]
     return timed

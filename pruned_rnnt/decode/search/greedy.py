@@ -72,7 +72,6 @@ class GreedySearch(SearchByFrames):
         self.model = model
         self.max_symbols_per_frame = max_symbols_per_frame
         silent = [model.predictor.blank, *silent_symbols]
-        self._silent = frozenset(silent)
         self._silent_V = silent_mask(model.vocab_size, silent)
         self._graphs = FrameGraphs()
 
@@ -108,7 +107,7 @@ class GreedySearch(SearchByFrames):
             am_NTD,
             lengths_N,
             predictor,
-            silent=self._silent,
+            silent=self._silent_V.tolist(),
             most=self.max_symbols_per_frame,
         )
 
@@ -134,7 +133,7 @@ class GreedySearch(SearchByFrames):
                     logits_NV, model.predictor.blank, model.loss_config.hat
                 )
                 best_N, symbol_N = log_probs_NV.max(dim=-1)
-                scores.append(best_N * alive_N)
+                scores.append(torch.where(alive_N, best_N, 0.0))
                 alive_N = alive_N & ~self._silent_V[symbol_N]
                 symbols.append(torch.where(alive_N, symbol_N, -1))
                 predictor = advance_predictor(model, predictor, symbol_N, alive_N)
@@ -177,7 +176,7 @@ def _greedy_spans(
     lengths_N: Tensor,
     predictor: Rows,
     *,
-    silent: frozenset[int],
+    silent: Sequence[bool],
     most: int,
 ) -> tuple[tuple[Tensor, Tensor], Rows]:
     """Symbols (N, T, M), -1 for none, and their or blanks' log-probabilities; and the new state.
@@ -185,7 +184,7 @@ def _greedy_spans(
     Args:
         am_NTD: projected encoder output, on the CPU.
         predictor: state before the first frame.
-        silent: ids that are treated as blank.
+        silent: for each id, whether it is treated as blank.
         most: M.
     """
     batch, frames, _ = am_NTD.shape
@@ -206,7 +205,7 @@ def _greedy_spans(
                     break
                 index = place.frame * most + place.count
                 scores[n][index] = best
-                is_silent = symbol in silent
+                is_silent = silent[symbol]
                 if not is_silent:
                     symbols[n][index] = symbol
                     place.count += 1

@@ -83,7 +83,7 @@ def _hypotheses(tensors: Sequence[Tensor]) -> list[Hypothesis]:
             symbol_scores=tuple(symbol_scores[begin:end]),
             durations=tuple(durations[0][begin:end]) if durations else (),
         )
-        for score, begin, end in zip(score_N.tolist(), [0, *ends[: batch - 1]], ends, strict=True)
+        for score, begin, end in zip(score_N.tolist(), [0, *ends][:batch], ends, strict=True)
     ]
 
 

@@ -19,7 +19,8 @@ from pruned_rnnt.ops.search.search_frames import BeamState, BeamSteps, SearchMod
 
 def host_model(model: TransducerModel, silent_V: Tensor) -> SearchModel | None:
     """What the ops need of a model; None if they cannot search it: the model must be on the CPU in
-    float32, with a stateless predictor and plain linear layers in the joiner."""
+    float32, with a stateless predictor whose layers are plain, and plain linear layers in the
+    joiner."""
     joiner, predictor = model.joiner, model.predictor
     layers = (("decoder_proj", joiner.decoder_proj), ("output_linear", joiner.output_linear))
     parameters = plain_parameters(layers, torch.device("cpu"))
@@ -28,7 +29,7 @@ def host_model(model: TransducerModel, silent_V: Tensor) -> SearchModel | None:
     if not isinstance(predictor, StatelessPredictor):
         return None
     tables = predictor.context_tables()
-    if any(x.dtype != torch.float32 for x in (tables, *parameters)):
+    if tables is None or any(x.dtype != torch.float32 for x in (tables, *parameters)):
         return None
     decoder_weight, decoder_bias, output_weight, output_bias = (
         x.detach().contiguous() for x in parameters

@@ -107,7 +107,11 @@ class TdtBeamSearch(StreamSearch):
             lengths: (N,) integer encoder frames.
         """
         start = self._start(encoded_NTE.size(0), encoded_NTE.device, self.beam_size)
-        found = self._frames(encoded_NTE, lengths.to(encoded_NTE.device), start)
+        if len(encoded_NTE) == 0:
+            return []
+        # As the other searches, whatever lengths an encoder gives.
+        lengths_N = lengths.to(encoded_NTE.device).clamp(max=encoded_NTE.size(1))
+        found = self._frames(encoded_NTE, lengths_N, start)
         paths = trace_paths(self._ranked(found.end, self.num_best), found.steps, self._rounds)
         return [[path.part for path in own] for own in paths.result()]
 

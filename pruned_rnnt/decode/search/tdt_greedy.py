@@ -11,6 +11,7 @@ replayed as a graph; after each block the host reads whether any stream has fram
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from pruned_rnnt.decode.search.frame_graph import graph_rows
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.interface import check_max_symbols, silent_mask
 from pruned_rnnt.decode.search.states import Rows, advance_predictor, start_predictor
-from pruned_rnnt.model.captured_passes import captured
+from pruned_rnnt.model.captured_passes import CAPTURE_AT, SharedBuffers, captured
 from pruned_rnnt.model.speech_model import TransducerModel
 
 # Default of max_symbols_per_frame, which sherpa-onnx uses.
@@ -77,6 +78,8 @@ class TdtGreedySearch(SearchByFrames):
         self._durations_K = torch.tensor(durations)
         self._shortest_index = durations.index(min(x for x in durations if x > 0))
         self._walks: dict[tuple[int, int], _GraphWalk] = {}
+        self._counts: Counter[tuple[int, int]] = Counter()
+        self._buffers: SharedBuffers | None = None
 
     def start(self, streams: int, device: torch.device) -> Rows:
         """The state before the first frame: that of the predictor, and the number of frames that
@@ -93,22 +96,31 @@ class TdtGreedySearch(SearchByFrames):
             state: before these frames, from `start` or from the last call.
         """
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
+        # As the other searches, whatever lengths an encoder gives: a frame beyond has no place.
+        lengths_N = lengths_N.clamp(max=am_NTD.size(1))
         if self._silent_V.device != am_NTD.device:
             self._silent_V = self._silent_V.to(am_NTD.device)
             self._durations_K = self._durations_K.to(am_NTD.device)
             self._walks.clear()
+            self._buffers = None
         walk = self._walk(am_NTD, state)
         walk.begin(am_NTD, lengths_N, state)
         walk.run()
         return walk.results(*am_NTD.shape[:2])
 
     def _walk(self, am_NTD: Tensor, state: Rows) -> _Walk:
+        """A graph for these inputs; single steps on the CPU, and for few frames that are rare."""
         rows, frames, _ = am_NTD.shape
-        if not am_NTD.is_cuda:
-            return _Walk(self, (rows, frames), am_NTD, state)
         size = graph_rows(rows), graph_rows(max(frames, _LEAST_FRAMES))
         if size not in self._walks:
-            self._walks[size] = _GraphWalk(self, size, am_NTD, state)
+            self._counts[size] += 1
+            is_rare = frames <= _LEAST_FRAMES and self._counts[size] < CAPTURE_AT
+            if is_rare or not am_NTD.is_cuda:
+                own = SharedBuffers(am_NTD.device)
+                return _Walk(self, (rows, frames), am_NTD, state, own)
+            # The graphs would take gigabytes if each had inputs and results of its own.
+            self._buffers = self._buffers or SharedBuffers(am_NTD.device)
+            self._walks[size] = _GraphWalk(self, size, am_NTD, state, self._buffers)
         return self._walks[size]
 
     def arc(self, am_RD: Tensor, lm_RD: Tensor, taken_R: Tensor) -> _Arc:
@@ -134,20 +146,29 @@ class _Walk:
     Args:
         size: R and the most frames T.
         am_NTD, state: example inputs; only their dtypes, device and widths are used.
+        buffers: of the frames and results; walks that share them run one after the other.
     """
 
     def __init__(
-        self, search: TdtGreedySearch, size: tuple[int, int], am_NTD: Tensor, state: Rows
+        self,
+        search: TdtGreedySearch,
+        size: tuple[int, int],
+        am_NTD: Tensor,
+        state: Rows,
+        buffers: SharedBuffers,
     ) -> None:
         self._search = search
         rows, frames = size
         most = search.max_symbols_per_frame
-        self._am_RTD = am_NTD.new_zeros(rows, max(frames, 1), am_NTD.size(2))
+        width = am_NTD.size(2)
+        self._am_RTD = buffers.part("am", (rows, max(frames, 1), width), am_NTD.dtype)
         self._length_R, self._frame_R, self._taken_R = state[-1].new_zeros(3, rows).unbind(0)
         self._predictor = tuple(x.new_zeros(rows, *x.shape[1:]) for x in state[:-1])
         shape = (rows, frames * most + 1)
-        self._symbols, self._durations = state[-1].new_zeros(2, *shape).unbind(0)
-        self._scores, self._duration_scores = torch.zeros((2, *shape), device=am_NTD.device)
+        self._symbols, self._durations = buffers.part("symbols", (2, *shape), torch.int64).unbind(0)
+        self._scores, self._duration_scores = buffers.part(
+            "scores", (2, *shape), torch.float32
+        ).unbind(0)
 
     def begin(self, am_NTD: Tensor, lengths_N: Tensor, state: Rows) -> None:
         """Set the inputs of N <= R rows."""
@@ -212,9 +233,14 @@ class _GraphWalk(_Walk):
     """Advances by blocks of steps that are captured as a CUDA graph."""
 
     def __init__(
-        self, search: TdtGreedySearch, size: tuple[int, int], am_NTD: Tensor, state: Rows
+        self,
+        search: TdtGreedySearch,
+        size: tuple[int, int],
+        am_NTD: Tensor,
+        state: Rows,
+        buffers: SharedBuffers,
     ) -> None:
-        super().__init__(search, size, am_NTD, state)
+        super().__init__(search, size, am_NTD, state, buffers)
         self._graph, _ = captured(self._block, am_NTD.device)
 
     def _block(self) -> None:

@@ -61,6 +61,17 @@ def linear_parameters(layer: nn.Module) -> LayerParameters | str:
     return LayerParameters(weight, bias)
 
 
+def called_weight(layer: nn.Module, kind: type[nn.Module]) -> Tensor | None:
+    """The weight of a layer of that kind without a bias, as each call uses it; None if the layer
+    has to be called."""
+    weight = layer._parameters.get("weight")
+    if type(layer).forward is not kind.forward or hook_of(layer) is not None:
+        return None
+    if type(weight) not in _PLAIN_TENSORS or getattr(layer, "bias", None) is not None:
+        return None
+    return weight
+
+
 def plain_parameters(
     layers: Iterable[tuple[str, nn.Module]], device: torch.device
 ) -> list[Tensor] | str:
