@@ -218,8 +218,10 @@ def _uniform_kernel(
 
 @kernel("heads")
 def _join_kernel(first_ptr, one_ptr, other_ptr, out_ptr, size, heads, BLOCK: tl.constexpr):
-    pair = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    # One axis: a grid may have only 65,535 pairs along another.
+    blocks = tl.cdiv(size, BLOCK)
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     total = tl.load(one_ptr + pair * size + place, mask=inside, other=0.0).to(tl.float32)
     total += tl.load(other_ptr + pair * size + place, mask=inside, other=0.0).to(tl.float32)
@@ -339,7 +341,7 @@ def join(first_NTS: Tensor, one_NHTS: Tensor, other_NHTS: Tensor) -> Tensor:
     out = torch.empty_like(one_NHTS)
     size = frames * seen
     _join_kernel(
-        (divide_up(size, _TILE), batch * heads),
+        (batch * heads * divide_up(size, _TILE),),
         first_NTS,
         one_NHTS,
         other_NHTS,

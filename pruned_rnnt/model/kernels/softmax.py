@@ -36,8 +36,9 @@ _PACKED = 16
 @triton.jit
 def _own_row(frames, seen, BLOCK_S: tl.constexpr):
     """The program's pair of sequence and head, its frame, its row, the columns, and a mask."""
-    frame = tl.program_id(0)
-    pair = tl.program_id(1).to(tl.int64)
+    # One axis: a grid may have only 65,535 pairs along another.
+    pair = (tl.program_id(0) // frames).to(tl.int64)
+    frame = tl.program_id(0) % frames
     column = tl.arange(0, BLOCK_S)
     inside = column < seen
     row = pair * frames + frame
@@ -210,7 +211,7 @@ def masked_softmax(
     weights = torch.empty_like(scores_NHTS)
     block_s = max(power_of_two(seen), _PACKED)
     _forward_kernel(
-        (frames, batch * heads),
+        (batch * heads * frames,),
         scores_NHTS,
         by_distance_NHTR,
         blocked.view(torch.uint8),
@@ -252,7 +253,7 @@ def masked_softmax_backward(
         sizes = weights_NHTS.new_empty((rows,), dtype=torch.float32)
     block_s = power_of_two(seen)
     _backward_kernel(
-        (frames, batch * heads),
+        (batch * heads * frames,),
         weights_NHTS,
         grad_NHTS,
         blocked.view(torch.uint8),
