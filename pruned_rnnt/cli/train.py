@@ -32,10 +32,11 @@ _HELP = (
     "  torchrun --nproc-per-node 4 -m pruned_rnnt train ...\n\n" + OVERRIDES_HELP
 )
 _FINETUNE_HELP = """\
-SOURCE is the folder of a run, a model that `pruned-rnnt export --format torch` wrote, an icefall
-checkpoint with its bpe.model or tokens.txt beside it (or finetune.tokens=FILE), or a .nemo archive
-or a folder of transformers. DATA is a folder that `pruned-rnnt prepare` wrote; for a .nemo archive,
-with --features waveform.
+SOURCE is a run or one of its checkpoints, a model that `pruned-rnnt export --format torch` wrote,
+an icefall checkpoint with its bpe.model or tokens.txt near it (or finetune.tokens=FILE), a .nemo
+archive or a folder of transformers, or owner/name, a repository of the Hugging Face hub with one of
+these. DATA is a folder that `pruned-rnnt prepare` wrote; for a .nemo archive, with --features
+waveform.
   pruned-rnnt finetune exp/adults data/children
   pruned-rnnt finetune exp/adults data/children data.old_path=data/adults data.old_share=0.25
   pruned-rnnt finetune epoch-30.pt data/calls finetune.vocabulary=extend finetune.freeze=[encoder]
@@ -98,7 +99,7 @@ def train(options: argparse.Namespace, console: Console) -> int:
             raise UsageError(
                 "--dry-run, --find-max-duration and --estimate are for recognisers only"
             )
-        return 0 if run_dry_run(options, config, Console()) else EXIT_FAILED
+        return 0 if run_dry_run(options, config, make_task, Console()) else EXIT_FAILED
     return _run_training(config, make_task, console, allow_changes=options.allow_changes)
 
 

@@ -10,9 +10,9 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from pruned_rnnt.train.engine.log import RunLog
 from pruned_rnnt.train.engine.random_state import RandomStream
 from pruned_rnnt.train.engine.report import BatchSize, Utterance
+from pruned_rnnt.train.engine.task import TaskDefaults
 from pruned_rnnt.train.engine.train_config import TrainConfig
-from pruned_rnnt.train.optim.optimiser import OptimiserConfig, ParameterGroup
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
 
 logger = logging.getLogger(__name__)
@@ -31,10 +32,11 @@ logger = logging.getLogger(__name__)
 LossFunction = Callable[[Any, Any, int], Tensor | Mapping[str, Tensor]]
 _END = object()
 # What tells batches apart: values at each end of a tensor or text, the first ones of a container,
-# levels of containers, and values in all.
+# levels of containers, and values in all, which the main thread hashes while a GPU may wait.
 _COMPARED = 1024
+_MEMBERS = 100
 _LEVELS = 8
-_MOST_VALUES = 10_000
+_MOST_VALUES = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,7 @@ class OwnLosses:
 
 
 @dataclass(kw_only=True)
-class OwnTask:
+class OwnTask(TaskDefaults):
     """`engine.task.Task` of the user's own objects; see `pruned_rnnt.train.Trainer`.
 
     part_names: of the losses of the first batch; empty before it.
@@ -80,13 +82,16 @@ class OwnTask:
         self._known = {id(p) for p in self.model.parameters()}
         self._frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
 
-    def parameter_groups(self) -> Sequence[ParameterGroup]:
-        return ()
+    @property
+    def validates(self) -> bool:
+        return self.validation is not None
 
     def train_loader(self) -> OwnBatches:
         return self.batches
 
     def size(self, batch: OwnBatch) -> BatchSize:
+        if batch.size is not None:
+            return batch.size
         found = self.batch_size(batch.content)
         if not isinstance(found, BatchSize):
             raise TypeError(f"size returned {_name(found)}, needs a BatchSize")
@@ -95,9 +100,8 @@ class OwnTask:
                 raise TypeError(f"size returned {name}={value!r}, needs a whole number")
         if found.utterances < 1 or found.frames < 1:
             raise ValueError(f"size returned {found}, needs at least one utterance and one frame")
+        batch.size = found
         return found
-
-    def begin_step(self, step: int) -> None: ...
 
     def losses(self, batch: OwnBatch, step: int) -> OwnLosses:
         if not self.part_names:
@@ -136,7 +140,8 @@ class OwnTask:
                 "for a part that a batch does not have"
             )
         return OwnLosses(
-            objective=total.sum(),
+            # Sums over many utterances are beyond float16, and coarse in bfloat16.
+            objective=total.sum(dtype=torch.promote_types(total.dtype, torch.float32)),
             total=total.detach(),
             # Always in this order, in which the engine adds them.
             parts={name: parts[name].detach() for name in self.part_names if name != "total"},
@@ -205,7 +210,7 @@ class OwnTask:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._validation_generators():
                 score = self.validation(self.model)
         finally:
             # Outer modules come first, as `train` also changes the modules in them.
@@ -218,35 +223,36 @@ class OwnTask:
             log.scalars("valid", step, {"score": float(score)})
         return float(score)
 
-    def show(self, step: int, log: RunLog) -> None: ...
-
-    def release_memory(self) -> None: ...
-
-    def notes(self) -> list[str]:
-        return []
+    @contextmanager
+    def _validation_generators(self) -> Iterator[None]:
+        """Generators for a validation, such as of a DataLoader in it: the same in each, and apart
+        from those of the training, which then does not depend on when validations are."""
+        device = next(self.model.parameters()).device
+        gpus = [device] if device.type == "cuda" else []
+        seed = self.batches.seed
+        with torch.random.fork_rng(gpus), RandomStream(seed).used():
+            for gpu in gpus:
+                with torch.cuda.device(gpu):
+                    torch.cuda.manual_seed(seed)
+            yield
 
     def checkpoint_values(self) -> dict[str, Any]:
         return {"vocab_size": None}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    def check_files(self, folder: Path) -> None: ...
-
-    def save_files(self, folder: Path) -> None: ...
 
 
 def _name(value: object) -> str:
     return f"an object of type {type(value).__name__}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class OwnBatch:
-    """A batch of the user's, which the loss function moves to the device."""
+    """A batch of the user's, which the loss function moves to the device.
+
+    size: None until it is first needed.
+    """
 
     content: Any
+    size: BatchSize | None = None
 
     def to(self, device: torch.device) -> OwnBatch:
         return self
@@ -267,22 +273,24 @@ class OwnBatches:
 
     def __init__(self, batches: Iterable[Any], seed: int, *, allow_changes: bool) -> None:
         self._batches = batches
-        self._seed = seed
+        self.seed = seed
         self._allow_changes = allow_changes
         self._epoch = 0
-        # Where the epoch continues: after so many batches, the last of which has this digest.
+        # Where the epoch continues: after so many batches.
         self._skipped = 0
+        # Number and digest of the newest batch, or of the last one of a loaded state.
+        self._digested = 0
         self._digest = ""
 
     def set_epoch(self, epoch: int) -> None:
         """Select an epoch; the epoch of a loaded state keeps the place in it."""
         if epoch != self._epoch:
-            self._epoch, self._skipped, self._digest = epoch, 0, ""
+            self._epoch, self._skipped, self._digested, self._digest = epoch, 0, 0, ""
 
     def __iter__(self) -> Iterator[Any]:
         if hasattr(self._batches, "set_epoch"):
             self._batches.set_epoch(self._epoch)
-        stream = RandomStream(1_000_003 * self._seed + self._epoch)
+        stream = RandomStream(1_000_003 * self.seed + self._epoch)
         with stream.used():
             batches = iter(self._batches)
         return self._remaining(batches, stream)
@@ -301,7 +309,7 @@ class OwnBatches:
                 found = _digest_of(batch)
                 if count == skipped and self._digest not in ("", found):
                     self._refuse_or_warn(skipped)
-                self._digest = found
+                self._digested, self._digest = count, found
             if count > skipped:
                 yield OwnBatch(batch)
 
@@ -317,14 +325,19 @@ class OwnBatches:
         logger.warning("%s", message)
 
     def state_dict(self, consumed_batches: int) -> dict[str, Any]:
-        """The state after `consumed_batches` batches, which are all that were given out."""
-        return {"epoch": self._epoch, "batches": consumed_batches, "bounded_digest": self._digest}
+        """The state after `consumed_batches` batches.
+
+        Further batches, given out for a step that was not finished, are given out again.
+        """
+        # The batch before them is then not compared.
+        digest = self._digest if self._digested == consumed_batches else ""
+        return {"epoch": self._epoch, "batches": consumed_batches, "short_digest": digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batches of a state."""
         self._epoch, self._skipped = state["epoch"], state["batches"]
-        # Version 0.2 had digests of all values of a batch; such a batch is not compared.
-        self._digest = state.get("bounded_digest", "")
+        # Earlier versions had digests of more values of a batch; such a batch is not compared.
+        self._digested, self._digest = self._skipped, state.get("short_digest", "")
 
     def agree_without_fetching(self, batches: int) -> None:
         """Nothing to agree on: one process trains."""
@@ -344,7 +357,7 @@ def _digest_of(batch: Any) -> str:
         several = _add(hashed, value)
         # Utterances may refer to their batch.
         if len(around) <= _LEVELS and not any(value is outer for outer, _ in around):
-            around.append((value, itertools.islice(several, _COMPARED)))
+            around.append((value, itertools.islice(several, _MEMBERS)))
     return hashed.hexdigest()
 
 

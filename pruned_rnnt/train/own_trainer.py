@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,7 @@ from torch import nn
 
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.train.engine import trainer as engine
-from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder, describe_unreadable
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.report import BatchSize
 from pruned_rnnt.train.engine.train_config import TrainConfig
@@ -60,6 +61,9 @@ class Trainer:
             Settings have their own limit.
         validate: `validate(model)` -> a score, lower for better, for the best checkpoints and early
             stopping. The model has its averaged parameters, and is in evaluation mode.
+            Python's, numpy's and torch's global generators begin the same each time, and are apart
+            from those of the training. Scores of a continued run are compared with the earlier
+            ones: a function that measures something else needs another folder.
         log: `log(group, step, values)` gets the metrics of group `train` or `valid`, in addition to
             metrics.jsonl and `settings.loggers`. A continued run repeats the steps since its
             checkpoint.
@@ -111,10 +115,13 @@ class Trainer:
             )
         device = _device_of(model)
         _check_settings(settings, has_validation=validate is not None)
+        _check_precision(settings, model)
         own_optimiser = ""
+        given: list[Any] = []
         if isinstance(optimiser, torch.optim.Optimizer):
             own_optimiser = f"{type(optimiser).__module__}.{type(optimiser).__qualname__}"
             config = _of_own_optimiser(optimiser, model, clip_norm)
+            given = [group["lr"] for group in optimiser.param_groups]
         else:
             config = optimiser or OptimiserConfig()
             if clip_norm != 0:
@@ -149,6 +156,10 @@ class Trainer:
         )
         self.model = model
         self.optimiser = self._trainer.optimiser
+        # Except while it trains, an optimiser of the user's own has the rates that it was given
+        # with, as another Trainer may get it.
+        self._given_rates = given
+        self._last_rates = _set_rates(self.optimiser, given)
         self.checkpoints: CheckpointFolder = self._trainer.checkpoints
         self._has_run = False
 
@@ -171,7 +182,11 @@ class Trainer:
         if self._has_run:
             raise RuntimeError("this Trainer has run; a new one continues the run of its folder")
         self._has_run = True
-        return self._trainer.run()
+        _set_rates(self.optimiser, self._last_rates)
+        try:
+            return self._trainer.run()
+        finally:
+            _set_rates(self.optimiser, self._given_rates)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the model has the running average of its parameters."""
@@ -227,8 +242,31 @@ def _check_settings(settings: TrainConfig, *, has_validation: bool) -> None:
         )
 
 
+def _check_precision(settings: TrainConfig, model: nn.Module) -> None:
+    if settings.precision != "float16":
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype == torch.float16:
+            raise ValueError(
+                f"settings.precision is float16 and parameter {name} of model is float16, too, "
+                "whose scaled gradients torch cannot unscale: pass the model in float32"
+            )
+
+
 def _device_of(model: nn.Module) -> torch.device:
     """The device of a model that can be trained and saved."""
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"parameter {name} of model has no shape yet: call the model on a batch before "
+                "building the Trainer"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(
+                f"module {name or 'model'} of model has sparse gradients, which cannot be clipped "
+                "or scaled: build it with sparse=False"
+            )
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise ValueError("model has no parameter that requires a gradient")
@@ -267,10 +305,33 @@ def _of_own_optimiser(
             f"optimiser has {foreign} parameters that are not in model: build it from those of "
             "this model"
         )
+    closure = inspect.signature(optimiser.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"optimiser is {type(optimiser).__name__}, whose step needs a closure that computes "
+            "the loss again: needs one that updates by the gradients alone, such as "
+            "torch.optim.AdamW"
+        )
     rates = [float(group["lr"]) for group in optimiser.param_groups]
+    for group, rate in zip(optimiser.param_groups, rates, strict=True):
+        group["lr"] = rate  # as the engine sets it; it may be a number of numpy
+    if fault := describe_unreadable(optimiser.state_dict()):
+        raise TypeError(
+            f"optimiser.state_dict() cannot be saved safely: {fault}; needs tensors and plain "
+            "values, so convert it, for example with float()"
+        )
     if not max(rates) > 0:
         raise ValueError(f"optimiser has the learning rates {rates}, needs one above 0")
     for group, rate in zip(optimiser.param_groups, rates, strict=True):
         # The engine sets each rate to this factor of the largest, times that of the schedule.
         group["rate"] = rate / max(rates)
     return OptimiserConfig(learning_rate=max(rates), clip_norm=clip_norm)
+
+
+def _set_rates(optimiser: torch.optim.Optimizer, rates: Sequence[Any]) -> list[Any]:
+    """Set the learning rates of the first groups; returns those of before."""
+    before = []
+    for group, rate in zip(optimiser.param_groups, rates, strict=False):
+        before.append(group["lr"])
+        group["lr"] = rate
+    return before

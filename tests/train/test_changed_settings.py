@@ -116,6 +116,22 @@ def test_precision_and_average_of_a_continued_run(corpus: Path, tmp_path: Path) 
     assert not again.stepper.scaler.is_enabled()
 
 
+def test_scores_of_another_metric_are_not_compared(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def trainer(metric: str) -> Trainer:
+        return speech_trainer(tiny_experiment(corpus, tmp_path / "run", f"decode.metric={metric}"))
+
+    trainer("cer").run()
+    same, other = trainer("cer"), trainer("wer")
+    assert same.state.counters.best_score < float("inf") == other.state.counters.best_score
+    assert other.state.counters.validations_since_best == 0
+    assert "decode.metric: cer -> wer: earlier scores cannot be compared" in caplog.text
+    assert other.checkpoints.best() is not None
+    other.state.save(other.checkpoints, score=None)
+    assert other.checkpoints.best() is None
+
+
 def short_run(
     data: Path, run: Path, steps: int = 2, *settings: str, allow: bool = False
 ) -> Trainer:

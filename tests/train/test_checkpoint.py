@@ -9,6 +9,7 @@ import pickle
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -242,9 +243,68 @@ def test_missing_file_and_empty_folder(tmp_path: Path) -> None:
 def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "step-00000001.pt"
     save_checkpoint(path, values(1))
-    with pytest.raises(Exception, match="pickle"):
+    with pytest.raises(CheckpointError, match=r"00000001\.pt was not written.* model is of type"):
         save_checkpoint(path, {"model": lambda: None})
     assert load_checkpoint(path)["model"]["w"][0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.float64(0.1), r"optimiser\.0 is of type numpy\.float64"),
+        (Path("run"), r"optimiser\.0 is of type pathlib\.\w*Path"),
+        ({np.str_("a"): 1}, r"a key of optimiser\.0 is of type numpy\.str_"),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, value: object, message: str
+) -> None:
+    path = tmp_path / "step-00000001.pt"
+    with pytest.raises(CheckpointError, match=f"was not written.*{message}"):
+        save_checkpoint(path, {**values(1), "optimiser": [value]})
+    assert not path.exists()
+    plain = [torch.nn.Parameter(torch.ones(1)), torch.Size([1]), torch.float16, (1, 2j), {3: None}]
+    save_checkpoint(path, {**values(1), "optimiser": plain})
+    assert load_checkpoint(path)["optimiser"] == plain
+
+
+def test_a_score_survives_a_kill_after_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint would else be removed later, although it is the best."""
+    folder = CheckpointFolder(tmp_path, keep_last=1, keep_best=1)
+    folder.save(4, values(4, 0.5))
+    folder.save(8, values(8))
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "paths", killed)  # right after the checkpoint
+        with pytest.raises(KeyboardInterrupt):
+            folder.save(8, values(8, 0.1))
+    folder.save(12, values(12, 0.3))
+    assert folder.paths() == [folder.path(8), folder.path(12)]
+    assert folder.best() == folder.path(8)
+
+
+def killed(folder: CheckpointFolder) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_failed_write_keeps_the_scores(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=1, keep_best=1)
+    folder.save(1, values(1, 0.5))
+    with pytest.raises(CheckpointError):
+        folder.save(2, {**values(2, 0.1), "model": print})
+    assert folder.best() == folder.path(1)
+
+
+def test_copies_of_a_user_are_no_checkpoints(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep_last=1)
+    path = folder.save(1, values(1))
+    copies = [tmp_path / name for name in ("step-00000001-good.pt", "step-good.pt", "step-avg.pt")]
+    for copy in copies:
+        copy.write_bytes(path.read_bytes())
+    folder.save(2, values(2))
+    assert folder.paths() == [folder.path(2)]
+    assert all(copy.exists() for copy in copies)
 
 
 def test_unfinished_file_of_a_killed_process_is_ignored(tmp_path: Path) -> None:

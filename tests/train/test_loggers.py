@@ -27,16 +27,18 @@ SETTINGS = {"train": {"steps": 9, "loggers": ["mlflow"]}, "model": {"dim": 3}}
 
 
 class Wandb(ModuleType):
-    """Records what the logger does; `failing` makes each later call raise."""
+    """Records what the logger does; `failing` makes each later call raise, `unreachable` init."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
         self.started: list[dict[str, Any]] = []
         self.logged: list[dict[str, Any]] = []
         self.exit_codes: list[int] = []
-        self.failing = False
+        self.failing = self.unreachable = False
 
     def init(self, **options: Any) -> Wandb:
+        if self.unreachable:
+            raise ConnectionError("server unreachable")
         self.started.append(options)
         return self
 
@@ -122,6 +124,30 @@ def test_failing_server_does_not_stop_training(
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("logging to wandb failed (no route to host) and is switched off")
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_unreachable_server_stops_new_runs_alone(
+    wandb: Wandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wandb.unreachable = True
+    with pytest.raises(RuntimeError, match=r"train\.loggers has wandb, .*\(server unreachable\)"):
+        write(tmp_path, 0, range(1, 4), "tensorboard", "wandb")
+    write(tmp_path, 2, range(3, 4), "tensorboard", "wandb")
+    assert [line["step"] for line in read_metrics(tmp_path)] == [3]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("logging to wandb failed (server unreachable) and is switched off")
+
+
+def test_full_disk_names_the_file_and_closes_the_loggers(
+    wandb: Wandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("the system has no /dev/full")
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr(log_module, "write_lines", lambda path, lines: None)
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics\.jsonl'"):
+        write(tmp_path, 0, range(1, 4), "wandb")
+    assert wandb.exit_codes == [1]
 
 
 def test_other_processes_log_nothing(

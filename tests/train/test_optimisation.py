@@ -170,6 +170,31 @@ def test_running_average_matches_its_formula_and_is_swapped_in() -> None:
     assert torch.equal(copy.state_dict()["weight"], average.state_dict()["weight"])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_averages_of_half_precision_move(dtype: torch.dtype) -> None:
+    """A hundredth of the difference is less than the spacing of bfloat16."""
+    model, exact = nn.Linear(1, 1, bias=False).to(dtype), nn.Linear(1, 1, bias=False)
+    averages = []
+    for each in (model, exact):
+        nn.init.ones_(each.weight)
+        averages.append(RunningAverage(each, decay=0.99))
+        nn.init.constant_(each.weight, 1.125)
+    for _ in range(2000):
+        for average in averages:
+            average.update()
+    half, full = (average.state_dict()["weight"] for average in averages)
+    assert float(full) > 1.12
+    assert torch.equal(half, full)
+    nn.init.constant_(model.weight, 3.0)
+    for _ in range(2):
+        with averages[0].applied():
+            assert model.weight.item() == float(full.to(dtype))
+        assert model.weight.item() == 3.0
+    assert torch.equal(averages[0].state_dict()["weight"], full)
+    averages[0].load_state_dict({"weight": torch.tensor([[1.5]], dtype=dtype)}, 5)
+    assert averages[0].state_dict()["weight"].item() == 1.5
+
+
 def test_shared_module_is_averaged_once() -> None:
     shared = nn.Linear(1, 1)
     model = nn.ModuleDict({"one": shared, "two": shared})

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from pruned_rnnt.train import (
     load_checkpoint,
     own_task,
 )
+from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
 from tests.train.run_files import checkpoint_of
 
 CONSTANT = ScheduleConfig(kind="constant", warm_up_steps=0)
@@ -78,8 +80,8 @@ def trainer(folder: Path, steps: int = 7, **options: Any) -> Trainer:
     return Trainer(**arguments)
 
 
-class Died(Exception):
-    pass
+class Died(BaseException):
+    """As a kill, which nothing catches."""
 
 
 def dies_at(step: int) -> Callable[[str, int, Mapping[str, float]], None]:
@@ -100,8 +102,6 @@ class Shuffled:
         self.epochs.append(epoch)
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        import numpy as np
-
         for index in random.sample(range(6), 6):
             x = torch.randn(4, 3) + float(np.random.rand()) + index  # noqa: NPY002
             yield [x, x.sum(dim=1, keepdim=True)]
@@ -316,10 +316,145 @@ def test_digests_tell_batches_apart(change: Callable[[Tensor], Any]) -> None:
     assert one == own_task._digest_of(change(torch.tensor([1.0, 2.0]))) != other
 
 
-def test_digests_of_version_0_2_are_not_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["digest", "bounded_digest"])
+def test_digests_of_earlier_versions_are_not_compared(name: str) -> None:
     batches = own_task.OwnBatches([[1], [2]], 0, allow_changes=False)
-    batches.load_state_dict({"epoch": 0, "batches": 1, "digest": "of all values"})
+    batches.load_state_dict({"epoch": 0, "batches": 1, name: "of more values"})
     assert [batch.content for batch in batches] == [[2]]
+
+
+def test_a_state_before_the_newest_batch_can_be_continued() -> None:
+    """As after the death of a worker, when a step has only some of its batches."""
+
+    def batches() -> own_task.OwnBatches:
+        return own_task.OwnBatches([[1], [2], [3]], 0, allow_changes=False)
+
+    first, second = batches(), batches()
+    given = iter(first)
+    for _ in range(3):
+        next(given)
+    second.load_state_dict(first.state_dict(2))
+    assert [batch.content for batch in second] == [[3]]
+    assert first.state_dict(3)["short_digest"]
+
+
+def test_what_a_step_is_called_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`size` is called once for each batch; an epoch without a validation is saved once."""
+    sizes: list[int] = []
+    saved: list[int] = []
+    save = CheckpointFolder.save
+
+    def counted_save(self: CheckpointFolder, step: int, *values: Any, **more: Any) -> Path:
+        saved.append(step)
+        return save(self, step, *values, **more)
+
+    def counted_size(batch: list[Tensor]) -> BatchSize:
+        sizes.append(len(batch))
+        return size(batch)
+
+    monkeypatch.setattr(CheckpointFolder, "save", counted_save)
+    trainer(tmp_path, 14, size=counted_size, settings={"save_every": 0}).run()
+    assert len(sizes) == 14
+    assert saved == [7, 14]
+
+
+def test_the_folder_may_be_a_path(tmp_path: Path) -> None:
+    assert trainer(tmp_path, settings={"folder": tmp_path}).run() == "finished"
+    assert trainer(tmp_path, settings={"folder": tmp_path}).step == 7
+
+
+def test_an_optimiser_can_be_given_again(tmp_path: Path) -> None:
+    """Its rates are those that it was given with, except while it trains."""
+    model, rates = new_net(), []
+    optimiser = torch.optim.SGD(model.parameters(), lr=np.float64(0.05), momentum=0.9)
+    options: dict[str, Any] = {"model": model, "optimiser": optimiser}
+
+    def stop(group: str, step: int, values: Mapping[str, float]) -> None:
+        rates.append(values["learning_rate"])
+        if step == 4:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        trainer(tmp_path, log=stop, **options).run()
+    assert rates[-1] != 0.05
+    for _ in range(2):  # the first one does not run
+        again = trainer(tmp_path, **options)
+        assert optimiser.param_groups[0]["lr"] == 0.05
+    assert again.step == 4
+    assert again.run() == "finished"
+    assert optimiser.param_groups[0]["lr"] == 0.05
+
+
+def test_a_failing_log_loses_no_steps(tmp_path: Path) -> None:
+    def log(group: str, step: int, values: Mapping[str, float]) -> None:
+        if step == 3:
+            raise ConnectionError("no route to host")
+
+    with pytest.raises(ConnectionError, match="no route"):
+        trainer(tmp_path, log=log, settings={"save_every": 0}).run()
+    assert trainer(tmp_path, settings={"save_every": 0}).step == 3
+
+
+def test_a_report_that_cannot_be_written_ends_no_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "bad_steps").write_text("a file")
+    broken = {"loss": lambda *all: loss(*all) * (float("nan") if all[2] == 2 else 1.0)}
+    assert trainer(tmp_path, 4, **broken).run() == "finished"
+    assert "step-00000003-rank-0.json could not be written (File exists)" in caplog.text
+
+
+def test_a_run_that_another_trainer_continued_is_not_overwritten(tmp_path: Path) -> None:
+    first, second = trainer(tmp_path), trainer(tmp_path)
+    first.run()
+    before = (tmp_path / "metrics.jsonl").read_text()
+    with pytest.raises(CheckpointError, match=r"000\d\.pt is newer .* begins at step 0: another"):
+        second.run()
+    assert (tmp_path / "metrics.jsonl").read_text() == before
+
+
+def test_validations_change_no_training(tmp_path: Path) -> None:
+    """Neither how often they are, nor where one is interrupted."""
+    drawn: list[list[float]] = []
+
+    def validate(model: Net) -> float:
+        next(iter(DataLoader(pairs(), batch_size=3, shuffle=True)))
+        drawn.append([random.random(), float(np.random.rand()), float(torch.rand(()))])  # noqa: NPY002
+        return 1.0
+
+    def killed(model: Net) -> float:
+        validate(model)
+        raise Died
+
+    for name, every, function in (("two", 2, validate), ("four", 4, validate), ("dead", 4, killed)):
+        options: dict[str, Any] = {"settings": {"validate_every": every}}
+        if function is killed:
+            with pytest.raises(Died):
+                trainer(tmp_path / name, 8, validate=killed, **options).run()
+        trainer(tmp_path / name, 8, validate=validate, **options).run()
+    two, four, dead = (
+        load_checkpoint(tmp_path / name / "checkpoints/step-00000008.pt")["model"]
+        for name in ("two", "four", "dead")
+    )
+    assert all(torch.equal(two[n], four[n]) and torch.equal(dead[n], four[n]) for n in two)
+    assert drawn == drawn[:1] * len(drawn)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sums_of_half_precision_losses_are_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+    """They are beyond float16, and coarse in bfloat16."""
+
+    def large(model: Net, batch: list[Tensor], step: int) -> Tensor:
+        return (0.0 * loss(model, batch, step) + 30_001.0 + 500 * batch[0][:, 0].sign()).to(dtype)
+
+    found: list[float] = []
+    trainer(
+        tmp_path, 1, loss=large, settings={"accumulate": 7, "log_every": 1},
+        batches=DataLoader(pairs(), batch_size=3),
+        log=lambda group, step, values: found.append(values["total_per_frame"]),
+    ).run()  # fmt: skip
+    exact = (30_001.0 + 500 * pairs().tensors[0][:, 0].sign()).to(dtype).double().mean()
+    assert found == [pytest.approx(float(exact), rel=1e-6)]
 
 
 def test_other_settings_model_and_optimiser_are_refused(tmp_path: Path) -> None:
@@ -349,6 +484,11 @@ def all_frozen() -> dict[str, Any]:
     return {"model": new_net().requires_grad_(False)}
 
 
+def optimised(kind: Any, **settings: Any) -> dict[str, Any]:
+    model = new_net()
+    return {"model": model, "optimiser": kind(model.parameters(), **settings)}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -373,6 +513,23 @@ def all_frozen() -> dict[str, Any]:
         (with_frozen(), "optimiser does not train 2 parameters of model, such as layers.3.weight"),
         ({"optimiser": sgd(new_net())}, "optimiser does not train 4 parameters"),
         (all_frozen(), "model has no parameter that requires a gradient"),
+        (optimised(torch.optim.LBFGS), "optimiser is LBFGS, whose step needs a closure"),
+        (
+            optimised(torch.optim.AdamW, weight_decay=np.float64(0.1)),
+            r"optimiser.state_dict\(\) cannot be saved safely: param_groups.0.weight_decay is of",
+        ),
+        (
+            {"model": nn.Sequential(nn.Embedding(3, 1, sparse=True))},
+            "module 0 of model has sparse gradients",
+        ),
+        (
+            {"model": nn.Sequential(nn.Linear(3, 1), nn.LazyLinear(2))},
+            "parameter 1.weight of model has no shape yet: call the model on a batch",
+        ),
+        (
+            {"model": new_net().half(), "settings": {"precision": "float16"}},
+            "settings.precision is float16 and parameter layers.0.weight of model is float16",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -23,6 +23,9 @@ class RunningAverage:
     torch.optim.swa_utils.AveragedModel is not a substitute: it copies in the first update instead
     of averaging, keeps a second module, and names the saved parameters `module.*`.
 
+    Averages of float16 and bfloat16 parameters are float32: a movement of a hundredth of a
+    difference is less than their spacing, so that such an average would stand still.
+
     Args:
         ranks: processes with the same model, each of which keeps the average of some parameters; in
             all of them `applied` and `state_dict` must then be called. Default: this one keeps all.
@@ -44,9 +47,15 @@ class RunningAverage:
         self._live: dict[int, Tensor] = {
             key: p for key, p in parameters.items() if self._owners.is_own(p)
         }
-        self._average = {key: value.detach().clone() for key, value in self._live.items()}
+        self._average = {
+            key: value.detach().to(torch.promote_types(value.dtype, torch.float32), copy=True)
+            for key, value in self._live.items()
+        }
         # Parameters stay the same objects, so their lists are built once.
         self._moving = (list(self._average.values()), list(self._live.values()))
+        self._are_wider = any(a.dtype != p.dtype for a, p in zip(*self._moving, strict=True))
+        # Within `applied`, the newest values of parameters whose average has another dtype.
+        self._newest: dict[int, Tensor] = {}
 
     def _tensors(self) -> dict[str, Tensor]:
         """The model's parameters and buffers; a module may have replaced a buffer."""
@@ -64,7 +73,10 @@ class RunningAverage:
         """Move the average towards the model's current parameters."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        torch._foreach_lerp_(*self._moving, 1 - decay)
+        averages, live = self._moving
+        if self._are_wider:
+            live = [p.to(average.dtype) for average, p in zip(averages, live, strict=True)]
+        torch._foreach_lerp_(averages, live, 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -84,9 +96,16 @@ class RunningAverage:
     @torch.no_grad()
     def _swap(self) -> None:
         for key, value in self._live.items():
+            average = self._average[key]
+            if key in self._newest:
+                value.copy_(self._newest.pop(key))
+                continue
             own = value.detach().clone()
-            value.copy_(self._average[key])
-            self._average[key].copy_(own)
+            value.copy_(average)
+            if average.dtype == value.dtype:
+                average.copy_(own)
+            else:
+                self._newest[key] = own
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """Averages, buffers and frozen parameters under the names of the model's own state.

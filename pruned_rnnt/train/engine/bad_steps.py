@@ -73,21 +73,23 @@ def _dump(
     shapes: Sequence[dict[str, Any]],
     utterances: Sequence[Utterance],
 ) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     dump = {
         **facts,
         "batches": list(shapes),
         # JSON has no NaN and infinity, so losses are strings.
         "utterances": [dataclasses.asdict(u) | {"loss": str(u.loss)} for u in utterances],
     }
-    path.write_text(json.dumps(dump, indent=2) + "\n", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dump, indent=2) + "\n", encoding="utf-8")
+        place = f"see {path}"
+    except OSError as error:  # such as a full disk: a report must not end the training
+        place = f"{path} could not be written ({error.strerror})"
     sizes = "; ".join(
         ", ".join(f"{name} {value}" for name, value in batch.items()) for batch in shapes
     )
     names = first_ids([utterance.id for utterance in utterances])
-    logger.warning(
-        "%s: %s; utterances: %s; %s; see %s", about, facts["problem"], names, sizes, path
-    )
+    logger.warning("%s: %s; utterances: %s; %s; %s", about, facts["problem"], names, sizes, place)
 
 
 def first_ids(ids: Sequence[str]) -> str:

@@ -20,18 +20,29 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from pruned_rnnt.model.parameter_values import describe_broken
-from pruned_rnnt.model.saved_file import UnusableFileError, check_contents, read_saved
+from pruned_rnnt.model.saved_file import (
+    MOST_VALUES,
+    UnusableFileError,
+    check_contents,
+    read_saved,
+)
 
 FORMAT = "pruned_rnnt checkpoint"
 VERSION = 1
 _SCORES_NAME = "scores.json"
+# What `load_checkpoint` reads. Subclasses, such as numpy's float64 of float, may be others.
+_CONTAINERS = {dict, OrderedDict, Counter, list, tuple, set}
+_PLAIN = {type(None), bool, int, float, complex, str}
+_OF_TORCH = {Tensor, nn.Parameter, torch.Size, torch.dtype, torch.device}
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +55,45 @@ def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
     """Write a checkpoint atomically: if writing fails, `path` keeps its old content.
 
     Raises:
-        CheckpointError: the disk is full or not writable.
+        CheckpointError: the disk is full or not writable, or a value is one that `load_checkpoint`
+            would refuse.
     """
+    if fault := describe_unreadable(values):
+        raise CheckpointError(
+            f"{path} was not written, as it could not be read again: {fault}; a checkpoint has "
+            "only tensors and plain values, so convert it, for example with float()"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(
         path, lambda file: torch.save({"format": FORMAT, "version": VERSION, **values}, file)
     )
+
+
+def describe_unreadable(values: Any) -> str:
+    """Name the first value or key that `load_checkpoint` would refuse; empty if there is none."""
+    # The user may have named further types to torch.
+    known = {*_PLAIN, *_OF_TORCH, *torch.serialization.get_safe_globals()}
+    count = 0
+    waiting = [("", values)]
+    while waiting:
+        name, value = waiting.pop()
+        kind = type(value)
+        if kind in _CONTAINERS:
+            count += len(value)
+            if count > MOST_VALUES:  # also if it contains itself
+                return f"it holds more than {MOST_VALUES:,} values"
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in items:
+                if type(key) not in _PLAIN:
+                    return f"a key of {name or 'it'} is of type {_full_name(type(key))}"
+                waiting.append((f"{name}.{key}" if name else str(key), item))
+        elif kind not in known:
+            return f"{name} is of type {_full_name(kind)}"
+    return ""
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def load_checkpoint(path: Path | None) -> dict[str, Any]:
@@ -104,23 +148,37 @@ class CheckpointFolder:
         return self.folder / f"step-{step:08d}.pt"
 
     def paths(self) -> list[Path]:
-        """All checkpoints, oldest first."""
-        return sorted(self.folder.glob("step-*.pt"))
+        """All checkpoints, oldest first; not files of other names, such as a user's copies."""
+        return sorted(self.folder.glob(f"step-{'[0-9]' * 8}.pt"))
 
-    def save(self, step: int, values: dict[str, Any], *, keep_all: bool = False) -> Path:
+    def save(
+        self,
+        step: int,
+        values: dict[str, Any],
+        *,
+        keep_all: bool = False,
+        drop_scores: bool = False,
+    ) -> Path:
         """Write the checkpoint of a step, then remove those that need not be kept.
 
         With `keep_all` none is removed: the new one may be worse than the earlier ones. Later ones,
         which were unreadable when the run continued from an earlier one, stay until the run reaches
-        their step; their scores are dropped.
+        their step; their scores are dropped. `drop_scores` drops those of all earlier ones, which
+        were measured in another way.
         """
         path = self.path(step)
+        if drop_scores or values["score"] is not None:
+            # Before the checkpoint: a run that is killed in between repeats the validation, while
+            # a checkpoint without its score would never be the best.
+            scores = {} if drop_scores else self._scores()
+            if values["score"] is not None:
+                scores[path.name] = values["score"]
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._write_scores(scores)
         save_checkpoint(path, values)
         for half in self.folder.glob(".step-*.tmp"):
             half.unlink()  # left by a process that was killed while writing
         scores = self._scores()
-        if values["score"] is not None:
-            scores[path.name] = values["score"]
         passed = [p for p in self.paths() if p.name <= path.name]
         kept = {p.name for p in passed[-max(1, self.keep_last) :]}
         # Only what can be kept has a rank.

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +20,7 @@ from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.console import bar_columns
 from pruned_rnnt.system.whole_files import write_lines
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers
+from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers, warn_switched_off
 from pruned_rnnt.train.engine.report import StepReport, averages, progress_line, step_line
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ class RunLog:
 
     The first process writes metrics.jsonl, shows metrics in other programs and a progress bar; the
     others only count their steps. If MLflow or Weights & Biases fail, for instance because a server
-    is down, a warning is logged and the run goes on without them.
+    is down, a warning is logged and the run goes on without them; at the start of a new run, it is
+    an error.
 
     Args:
         folder: of the run.
@@ -74,8 +75,7 @@ class RunLog:
             ]
             write_lines(metrics, map(_metrics_line, kept))
             self._metrics = metrics.open("a", encoding="utf-8")
-            opened = open_loggers(loggers, folder, step, settings or {})
-            self._loggers = dict(zip(loggers, opened, strict=True))
+            self._loggers = open_loggers(loggers, folder, step, settings or {})
             if own is not None:
                 self._loggers[_OWN] = own
         self._progress = progress_bar(console if self.ranks.is_first else None)
@@ -122,8 +122,11 @@ class RunLog:
         """Write one line of metrics.jsonl, and show each value as `group/name`."""
         if self._metrics is not None:
             line = _metrics_line({"group": group, "step": step, **values})
-            self._metrics.write(line + "\n")
-            self._metrics.flush()
+            try:
+                self._metrics.write(line + "\n")
+                self._metrics.flush()
+            except OSError as error:  # such as a full disk, which does not name the file
+                raise OSError(error.errno, error.strerror, self._metrics.name) from error
         self._in_each(lambda each: each.scalars(group, step, values))
 
     @property
@@ -151,14 +154,7 @@ class RunLog:
                     raise
                 # Clients of servers have error types of their own.
                 del self._loggers[name]
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                logger.warning(
-                    "logging to %s failed (%s) and is switched off until the run is continued; %s "
-                    "has all values",
-                    name,
-                    reason,
-                    "metrics.jsonl",
-                )
+                warn_switched_off(name, error)
 
     def __enter__(self) -> RunLog:
         self._progress.start()
@@ -166,9 +162,13 @@ class RunLog:
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._progress.stop()
-        if self._metrics is not None:
-            self._metrics.close()
-        self._in_each(lambda each: each.close(failed=kind is not None))
+        try:
+            self._in_each(lambda each: each.close(failed=kind is not None))
+        finally:
+            if self._metrics is not None:
+                # Writes a line again that failed before; the error of then is the one to show.
+                with suppress(OSError) if kind is not None else nullcontext():
+                    self._metrics.close()
 
 
 class _FullLines(logging.Formatter):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import html
 import json
+import logging
 import os
 import secrets
 import time
@@ -23,9 +24,11 @@ from pruned_rnnt.config.files import leaves
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.json_file import read_json
 from pruned_rnnt.system.optional_packages import require
+from pruned_rnnt.system.whole_files import write_lines
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 _PROJECT = "pruned_rnnt"
+logger = logging.getLogger(__name__)
 # MLflow takes this many parameters in a request.
 _MAX_PARAMETERS = 100
 
@@ -53,20 +56,50 @@ def require_loggers(names: Sequence[str]) -> None:
 
 def open_loggers(
     names: Sequence[str], folder: Path, step: int, settings: Mapping[str, Any]
-) -> list[MetricLogger]:
-    """The loggers with these names.
+) -> dict[str, MetricLogger]:
+    """The loggers by name; of a continued run, without those of servers that cannot be reached.
 
     Args:
         folder: of the run.
         step: number of steps done.
         settings: nested configuration, to be shown.
+
+    Raises:
+        RuntimeError: one of a new run cannot be opened; the message names it.
     """
     makers: dict[str, Callable[..., MetricLogger]] = {
         "tensorboard": _TensorBoard,
         "mlflow": _Mlflow,
         "wandb": _Wandb,
     }
-    return [makers[name](folder, step, settings) for name in names]
+    opened: dict[str, MetricLogger] = {}
+    for name in names:
+        try:
+            opened[name] = makers[name](folder, step, settings)
+        except Exception as error:
+            if name == "tensorboard" or isinstance(error, ImportError):
+                raise
+            if step == 0:
+                raise RuntimeError(
+                    f"train.loggers has {name}, which could not be opened ({_reason(error)}): "
+                    "correct that, or leave it out"
+                ) from error
+            # A run that is continued at night must not wait for a server.
+            warn_switched_off(name, error)
+    return opened
+
+
+def warn_switched_off(name: str, error: Exception) -> None:
+    logger.warning(
+        "logging to %s failed (%s) and is switched off until the run is continued; metrics.jsonl "
+        "has all values",
+        name,
+        _reason(error),
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 class _TensorBoard:
@@ -191,5 +224,4 @@ def _read_ids(folder: Path) -> dict[str, str]:
 
 
 def _write_id(folder: Path, name: str, identity: str) -> None:
-    text = json.dumps({**_read_ids(folder), name: identity}) + "\n"
-    RunFolder(folder).loggers.write_text(text, encoding="utf-8")
+    write_lines(RunFolder(folder).loggers, [json.dumps({**_read_ids(folder), name: identity})])

@@ -20,6 +20,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.code_version import code_version
 from pruned_rnnt.system.json_file import damaged, read_json
+from pruned_rnnt.system.whole_files import write_lines
 
 _P99_KEY = "usual_longest_seconds"
 
@@ -94,8 +95,7 @@ def versions(folder: Path) -> list[dict[str, str | int]]:
 
 def save_p99_duration(folder: Path, seconds: float) -> None:
     """Writes `folder`/utterances.json."""
-    text = json.dumps({_P99_KEY: round(seconds, 3)}) + "\n"
-    RunFolder(folder).durations.write_text(text, encoding="utf-8")
+    write_lines(RunFolder(folder).durations, [json.dumps({_P99_KEY: round(seconds, 3)})])
 
 
 def read_p99_duration(folder: Path) -> float | None:

@@ -55,6 +55,8 @@ _FREE_KEYS = (
     "train.max_bad_steps",
     "train.shard",
 )
+# Those of them that scores of validations depend on: earlier scores cannot be compared.
+_SCORE_KEYS = ("data.valid:", "decode.metric:")
 
 # Names in checkpoints that differ from those of `Counters`.
 _SAVED_NAMES = {"consecutive_bad_steps": "bad_in_row"}
@@ -116,6 +118,7 @@ class TrainingState:
     ranks: Ranks
     counters: Counters = dataclasses.field(default_factory=Counters)
     _random: dict[str, Any] | None = None
+    _drops_scores: bool = False
 
     def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
         """Write a checkpoint: all processes call, the first one writes.
@@ -167,7 +170,9 @@ class TrainingState:
                 "score": score,
             },
             keep_all=self.counters.consecutive_bad_steps > 0,
+            drop_scores=self._drops_scores,
         )
+        self._drops_scores = False
         note = "" if score is None else " with its validation"
         log_info(logger, f"saved {path.name}{note}", f"saved {path}{note}")
         return path
@@ -244,6 +249,7 @@ class TrainingState:
         if values["scaler"]:  # empty unless the checkpoint was trained in float16
             self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters.from_state_dict(values["counters"])
+        self._restart_scores([line for line in different if line.startswith(_SCORE_KEYS)])
         self._restore_position(values, different, allow_changes)
         if self.average is not None and values["average"] is not None:
             self.average.load_state_dict(values["average"], values["average_updates"])
@@ -261,6 +267,23 @@ class TrainingState:
         buffers = values.get("buffers", [])  # absent in checkpoints of version 0.1
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
+
+    def _restart_scores(self, changed: Sequence[str]) -> None:
+        """Choose the best checkpoint anew if settings of the validation have changed.
+
+        Args:
+            changed: lines about them; if there are none, nothing is done.
+        """
+        if not changed:
+            return
+        if self.ranks.is_first and math.isfinite(self.counters.best_score):
+            logger.warning(
+                "%s: earlier scores cannot be compared with new ones, so the best checkpoint is "
+                "chosen from here on",
+                "; ".join(changed),
+            )
+        self.counters.best_score, self.counters.validations_since_best = math.inf, 0
+        self._drops_scores = True
 
     def _restore_mean(self, saved: dict[str, Any] | None) -> None:
         """Continue the mean of a checkpoint, or begin one there."""

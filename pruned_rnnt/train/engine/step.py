@@ -49,6 +49,8 @@ from pruned_rnnt.train.optim.sharded import ShardedOptimiser
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # If gradients overflow float16 at a smaller loss scale, the values themselves are broken.
 _SMALLEST_SCALE = 2.0**-10
+# Problem of a step that only calibrates the scale.
+SCALE_HALVED = "gradient beyond float16; the loss scale is halved"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -214,7 +216,9 @@ class Stepper:
         # The frames of all processes are awaited after the first forward pass only.
         self.scaler.scale(losses.objective * (1 / sums()[0])).backward()
         values = (losses.total, *losses.parts.values(), *losses.measures.values())
-        sums_K = torch.stack(values).sum(dim=1)
+        values_KN = torch.stack(values)
+        # Sums over many utterances are beyond float16, and coarse in bfloat16.
+        sums_K = values_KN.sum(dim=1, dtype=torch.promote_types(values_KN.dtype, torch.float32))
         measures = [name + PER_UTTERANCE for name in losses.measures]
         this.names = ("total", *losses.parts, *measures)
         this.sums_K = sums_K if this.sums_K is None else this.sums_K + sums_K
@@ -256,7 +260,7 @@ class Stepper:
         if math.isfinite(gradient_norm):
             return ""
         if self.scaler.is_enabled() and scale > _SMALLEST_SCALE:
-            return "gradient beyond float16; the loss scale is halved"
+            return SCALE_HALVED
         return "infinite or NaN gradient"
 
     def _read(self, this: Step) -> StepReport:

@@ -69,6 +69,10 @@ class Task(Protocol):
     @property
     def model(self) -> nn.Module: ...
 
+    @property
+    def validates(self) -> bool:
+        """Whether `validate` measures anything."""
+
     def parameter_groups(self) -> Sequence[ParameterGroup]:
         """The parameters to train, by learning rate; without any, all that require a gradient."""
 
@@ -118,3 +122,32 @@ class Task(Protocol):
 
     def save_files(self, folder: Path) -> None:
         """Write the files with which the run can be used without the data."""
+
+
+class TaskDefaults:
+    """What a task need not define; see `Task`."""
+
+    @property
+    def validates(self) -> bool:
+        return True
+
+    def parameter_groups(self) -> Sequence[ParameterGroup]:
+        return ()
+
+    def begin_step(self, step: int) -> None: ...
+
+    def show(self, step: int, log: RunLog) -> None: ...
+
+    def release_memory(self) -> None: ...
+
+    def notes(self) -> list[str]:
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def check_files(self, folder: Path) -> None: ...
+
+    def save_files(self, folder: Path) -> None: ...

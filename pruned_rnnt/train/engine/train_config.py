@@ -5,8 +5,8 @@ The command line imports it without torch.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
 from pruned_rnnt.config.checks import check_at_least, check_choices, check_fractions
@@ -24,8 +24,8 @@ class TrainConfig:
     """The training loop: length, precision, checkpoints, logs.
 
     folder: folder of the run, with its checkpoints, logs and results.
-    init: trained model to start from: a run, a file that `pruned-rnnt export --format torch` wrote,
-        or an icefall checkpoint. Empty starts from random parameters.
+    init: trained model to start from, as the first argument of `pruned-rnnt finetune`: a run, an
+        exported or imported model, or a repository of the hub. Empty: random parameters.
     steps: total number of optimiser steps.
     seed: for the initial parameters and dropout.
     accumulate: batches whose gradients are summed for one step.
@@ -46,9 +46,9 @@ class TrainConfig:
         `pruned-rnnt average` takes that of any epochs between two checkpoints, as icefall's
         `--avg` does; 0 keeps no mean. It takes 8 bytes for each parameter in the memory of the
         first process, and in each checkpoint.
-    log_every, validate_every, save_every: interval in steps; 0 means the end of each epoch
-        (log_every: at least 1). A run also ends with a validation. Each validation saves a
-        checkpoint.
+    log_every: steps between lines of the log, at least 1.
+    validate_every, save_every: interval in steps; 0 means the end of each epoch. A run also ends
+        with a validation. Each validation saves a checkpoint.
     loggers: programs that show metrics, pictures and samples, any of tensorboard (events in the
         run's folder), mlflow (MLFLOW_TRACKING_URI, or the folder mlruns beside the run) and wandb
         (Weights & Biases; offline with WANDB_MODE=offline). A continued run continues there, too.
@@ -60,7 +60,8 @@ class TrainConfig:
         lowest error rate (of language models: perplexity); 0 never stops early.
         decode.checkpoint=best is then the model to use.
     max_bad_steps: training stops after this many consecutive steps were skipped because of
-        infinite or NaN values or lack of memory.
+        infinite or NaN values or lack of memory; those that halve the loss scale of float16 do not
+        count.
     threads: CPU threads of the training process; 0 leaves the choice to torch.
     """
 
@@ -89,8 +90,10 @@ class TrainConfig:
     threads: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.folder, str | PathLike) or not str(self.folder):
+        if not isinstance(self.folder, str | os.PathLike) or not str(self.folder):
             raise ValueError(f"train.folder is {self.folder!r}, needs the path of a folder")
+        # Checkpoints hold the settings, and only plain values.
+        object.__setattr__(self, "folder", os.fspath(self.folder))
         check_choices("train", self)
         positive = ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps")
         check_at_least("train", self, **dict.fromkeys(positive, 1))

@@ -19,9 +19,10 @@ from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.run.folder import RunFolder, require_writable
 from pruned_rnnt.system.device import start_device
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
+from pruned_rnnt.system.whole_files import write_lines
 from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped, dump_bad_step
-from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
+from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, stopped_without_worker
 from pruned_rnnt.train.engine.log import RunLog, log_file
@@ -30,7 +31,7 @@ from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, StateMemory, peak, st
 from pruned_rnnt.train.engine.random_state import seed_everything
 from pruned_rnnt.train.engine.run_files import add_version
 from pruned_rnnt.train.engine.state import TrainingState
-from pruned_rnnt.train.engine.step import Step, Stepper
+from pruned_rnnt.train.engine.step import SCALE_HALVED, Step, Stepper
 from pruned_rnnt.train.engine.task import Task
 from pruned_rnnt.train.engine.train_config import pick_device
 from pruned_rnnt.train.optim.optimiser import build_optimiser
@@ -125,6 +126,7 @@ class Trainer:
         self.checkpoints = CheckpointFolder(
             RunFolder(self.folder).checkpoints, config.train.keep_last, config.train.keep_best
         )
+        self._known_checkpoints = set(self.checkpoints.paths())
         self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
         self.stop_signals = StopSignals(show_note=self.ranks.is_first)
         self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
@@ -150,6 +152,7 @@ class Trainer:
 
         Raises:
             TrainingStopped: training cannot continue.
+            CheckpointError: another process has trained the run since this trainer was built.
             KeyboardInterrupt: a second Ctrl-C.
         """
         with ExitStack() as stack:
@@ -179,17 +182,19 @@ class Trainer:
                 at_end = counters.step >= config.steps
                 if step.is_finished or step.stop_requested or at_end or self._anything_due():
                     self._record()
+                counters.validation_due = at_end or self._due(config.validate_every)
                 if self._due(config.log_every):
                     self.state.stop_if_diverged(self.checkpoints)
-                    self._write_log()
-                counters.validation_due = at_end or self._due(config.validate_every)
+                    with self._saved_on_errors():
+                        self._write_log()
                 if step.stop_requested:
                     return self._stop()
                 if counters.validation_due:
                     self._save_and_validate()
                 else:
                     if self._due(config.picture_every):
-                        self._show()
+                        with self._saved_on_errors():
+                            self._show()
                     if self._due(config.save_every):
                         self.state.save(self.checkpoints, score=None)
                 if at_end or self._stops_early():
@@ -228,7 +233,8 @@ class Trainer:
                 self.mean.add()
             return
         counters.bad_steps += 1
-        counters.consecutive_bad_steps += 1
+        # The halvings have a limit of their own, after which the problem is another one.
+        counters.consecutive_bad_steps += report.problem != SCALE_HALVED
         if not report.problem.startswith(OUT_OF_MEMORY):
             # With broken parameters, the utterances are not the cause. Of a result that is read
             # late, the buffers are those after the passes of the next step, which may be undone.
@@ -241,6 +247,19 @@ class Trainer:
                 f"training stopped at step {counters.step}: {counters.consecutive_bad_steps} steps "
                 f"in a row were skipped, the last one because of: {report.problem}; see {folder}"
             )
+
+    @contextmanager
+    def _saved_on_errors(self) -> Iterator[None]:
+        """Save before an error of a log ends the run: the steps before it are good.
+
+        Other processes would not save with this one.
+        """
+        try:
+            yield
+        except Exception:
+            if self.ranks.world_size == 1:
+                self.state.save(self.checkpoints, score=None)
+            raise
 
     def _write_log(self) -> None:
         """Log the averages since the last call; all processes must call."""
@@ -328,8 +347,9 @@ class Trainer:
 
         A continued run repeats the validation; see `Counters.validation_due`.
         """
-        self.state.counters.validation_due = True
-        self.state.save(self.checkpoints, score=None)
+        if self.task.validates:
+            self.state.counters.validation_due = True
+            self.state.save(self.checkpoints, score=None)
         self._validate_and_save()
 
     def _validate_and_save(self) -> None:
@@ -369,9 +389,16 @@ class Trainer:
         if self.ranks.is_first:
             require_writable(self.folder, "choose another train.folder")
             stack.enter_context(exclusive_folder_lock(self.folder, "is being trained"))
+            newest = self.checkpoints.path(step)
+            for path in self.checkpoints.paths():
+                if path.name > newest.name and path not in self._known_checkpoints:
+                    raise CheckpointError(
+                        f"{path} is newer than this process, which begins at step {step}: another "
+                        "one has trained the run since; start again to continue from there"
+                    )
         stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
-            RunFolder(self.folder).config.write_text(to_yaml(self.config), encoding="utf-8")
+            write_lines(RunFolder(self.folder).config, [to_yaml(self.config).removesuffix("\n")])
             add_version(self.folder, step)
             self.task.save_files(self.folder)
         self.log = stack.enter_context(

@@ -37,6 +37,8 @@ from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.optimiser import build_optimiser
 from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
+SpeechTaskMaker = Callable[[ExperimentConfig, Ranks, torch.device], SpeechTask]
+
 GIB = 2**30
 # Fraction of GPU memory for a batch; the rest is for fragmentation, NCCL and the CUDA context.
 USABLE_SHARE = 0.9
@@ -113,16 +115,18 @@ class DryRun:
 
     Args:
         config: of the experiment; the argument of `scan` replaces data.max_duration.
+        make_task: builds the task of the training; default: `SpeechTask`.
     """
 
-    def __init__(self, config: ExperimentConfig) -> None:
+    def __init__(self, config: ExperimentConfig, make_task: SpeechTaskMaker = SpeechTask) -> None:
         if config.train.threads > 0:
             torch.set_num_threads(config.train.threads)
         seed_everything(config.train.seed)
         self.config = config
         self.device = pick_device(config.train)
-        self.task = SpeechTask(config, Ranks(), self.device)
-        optimiser = build_optimiser(self.task.model, config.optimiser)
+        self.task = make_task(config, Ranks(), self.device)
+        groups = self.task.parameter_groups()
+        optimiser = build_optimiser(self.task.model, config.optimiser, groups)
         clip_norm = config.optimiser.norm_limit
         self.stepper = Stepper(
             self.task, optimiser, config.train, clip_norm=clip_norm, ranks=Ranks()

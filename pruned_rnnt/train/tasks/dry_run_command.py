@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pruned_rnnt.train.experiment import ExperimentConfig
-    from pruned_rnnt.train.tasks.dry_run import DryRun, Trial
+    from pruned_rnnt.train.tasks.dry_run import DryRun, SpeechTaskMaker, Trial
 
 
 _IDS_SHOWN = 5
@@ -63,8 +63,16 @@ def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_dry_run(options: argparse.Namespace, config: ExperimentConfig, console: Console) -> bool:
+def run_dry_run(
+    options: argparse.Namespace,
+    config: ExperimentConfig,
+    make_task: SpeechTaskMaker,
+    console: Console,
+) -> bool:
     """Run the trials that the options of `add_dry_run_arguments` select; returns whether they fit.
+
+    Args:
+        make_task: builds the task of the training.
 
     Raises:
         ValueError: a search on a CPU without a limit, or several processes of torchrun.
@@ -84,8 +92,8 @@ def run_dry_run(options: argparse.Namespace, config: ExperimentConfig, console: 
             "--memory-limit GIB to search by the memory of this process instead"
         )
     if options.estimate:
-        return _estimate(options, config, console)
-    trials = DryRun(config)
+        return _estimate(options, config, make_task, console)
+    trials = DryRun(config, make_task)
     if options.find_max_duration:
         return _find(trials, options, console)
     return _dry_run(trials, options.scan_batches, console)
@@ -141,13 +149,19 @@ def _name_failed(failed: Sequence[Trial], console: Console) -> None:
         console.print(f"{trial.problem}; utterances: {ids}")
 
 
-def _estimate(options: argparse.Namespace, config: ExperimentConfig, console: Console) -> bool:
+def _estimate(
+    options: argparse.Namespace,
+    config: ExperimentConfig,
+    make_task: SpeechTaskMaker,
+    console: Console,
+) -> bool:
     from pruned_rnnt.train.engine.train_config import pick_device
     from pruned_rnnt.train.tasks.dry_run import GIB
     from pruned_rnnt.train.tasks.estimate import estimate
 
     found = estimate(
         config,
+        make_task,
         scan_batches=options.scan_batches,
         seconds=options.estimate_seconds,
         imports=time.process_time(),  # what this process has computed until here

@@ -28,7 +28,8 @@ from pruned_rnnt.train.engine.interruptions import BatchGroups
 from pruned_rnnt.train.engine.memory import StateMemory, peak, reset_peak
 from pruned_rnnt.train.engine.state import TrainingState
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.dry_run import DryRun, Scan, Trial
+from pruned_rnnt.train.tasks.dry_run import DryRun, Scan, SpeechTaskMaker, Trial
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
 # Steps that are not measured: kernels are compiled and most CUDA graphs captured in them.
 _WARM_UP = {"cpu": 2, "cuda": 30}
@@ -109,18 +110,31 @@ class Estimate:
 
 
 def estimate(
-    config: ExperimentConfig, *, scan_batches: int, seconds: float, imports: float = 0.0
+    config: ExperimentConfig,
+    make_task: SpeechTaskMaker = SpeechTask,
+    *,
+    scan_batches: int,
+    seconds: float,
+    imports: float = 0.0,
 ) -> Estimate:
     """Predict a training with this configuration.
 
     Args:
+        make_task: see `DryRun`.
         scan_batches: number of batches of the first epoch among which the largest are searched.
         seconds: measure steps for about so long.
         imports: seconds from the start of a process to the training.
     """
+
+    def make(changed: ExperimentConfig, ranks: Ranks, device: torch.device) -> SpeechTask:
+        # A fine-tuning that is continued reads files of its run.
+        task = make_task(config, ranks, device)
+        task.config = changed
+        return task
+
     with _elsewhere(config) as changed:
         started = time.perf_counter()
-        trials = DryRun(changed)
+        trials = DryRun(changed, make)
         built = time.perf_counter() - started
         scan = trials.scan(changed.data.max_duration, scan_batches)
         counts = count(changed, scan, trials.loader.utterances)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -32,8 +32,9 @@ from pruned_rnnt.train.engine.log import RunLog
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.engine.report import BatchSize, Utterance
 from pruned_rnnt.train.engine.run_files import check_tokens, run_tokenizer, save_tokens
+from pruned_rnnt.train.engine.task import TaskDefaults
 from pruned_rnnt.train.engine.train_config import TrainConfig
-from pruned_rnnt.train.optim.optimiser import OptimiserConfig, ParameterGroup
+from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
 from pruned_rnnt.train.run import config_path, find_checkpoint, read_checkpoint
 
@@ -82,7 +83,7 @@ class LanguageModelExperiment:
             raise ValueError("train.init is for recognisers; a language model has no fine-tuning")
 
 
-class LanguageModelTask:
+class LanguageModelTask(TaskDefaults):
     """Texts and model of one process; the engine's frames are symbols here.
 
     Raises:
@@ -98,13 +99,8 @@ class LanguageModelTask:
         self._valid = TextFiles(folder, config.data.valid)
         self.model = LanguageModel(config.model, len(self.tokenizer)).to(device)
 
-    def parameter_groups(self) -> Sequence[ParameterGroup]:
-        return ()
-
     def train_loader(self) -> TextLoader:
         return self._loader(self._train, shuffle=True)
-
-    def begin_step(self, step: int) -> None: ...
 
     def losses(self, batch: TextBatch, step: int) -> LanguageModelLosses:
         losses: LanguageModelLosses = self.model(batch.texts_NU, batch.lengths_N)
@@ -164,17 +160,6 @@ class LanguageModelTask:
         lines = [f"- {text}" for text in sample_texts(self.model, self.tokenizer, seed=step)]
         self.model.train(was_training)
         log.text("valid/samples", step, "\n".join(lines))
-
-    def release_memory(self) -> None: ...
-
-    def notes(self) -> list[str]:
-        return []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to restore."""
 
     def checkpoint_values(self) -> dict[str, Any]:
         return {"vocab_size": self.model.vocab_size}

@@ -32,6 +32,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, log_info
 from pruned_rnnt.train.engine.report import BatchSize, Utterance
 from pruned_rnnt.train.engine.run_files import check_tokens, save_p99_duration, save_tokens
+from pruned_rnnt.train.engine.task import TaskDefaults
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -77,7 +78,7 @@ def graph_report(model: SpeechModel, config: TrainConfig) -> str:
     return f"CUDA graphs of the encoder: not used, {reason}"
 
 
-class SpeechTask:
+class SpeechTask(TaskDefaults):
     """Data module and transducer of one process.
 
     Raises:
