@@ -14,6 +14,8 @@ import yaml
 from omegaconf import OmegaConf
 
 import pruned_rnnt
+from pruned_rnnt.cli import transcribe
+from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.run.folder import RunFolder
 from scripts.benchmark import pages
 from tests.test_imports import ALLOWED
@@ -130,6 +132,22 @@ def test_links_to_files_lead_somewhere(page: str) -> None:
     assert links
     missing = [link for link in links if not (path.parent / link).exists()]
     assert not missing, f"{page} links {missing}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_of_the_site_stay_in_its_folder(page: Path) -> None:
+    """mkdocs refuses the others: name files outside docs/ in backticks."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", page.read_text(encoding="utf-8"))
+    site = ROOT / "docs"
+    outside = [link for link in links if site not in (page.parent / link).resolve().parents]
+    assert not outside, f"{page.name} links {outside}"
+
+
+@pytest.mark.parametrize("page", ["docs/tutorials/transcribe_and_export.md", "--help"])
+def test_transcribe_names_the_formats_that_it_takes(page: str) -> None:
+    text = transcribe.HELP if page == "--help" else (ROOT / page).read_text(encoding="utf-8")
+    endings = {suffix[1:] for suffix in AUDIO_SUFFIXES} - {"oga", "aif", "aifc"}  # other names
+    assert endings <= set(re.findall(r"\w+", text))
 
 
 def test_readme_example_runs() -> None:

@@ -234,6 +234,7 @@ def test_tables_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         row(step_ms=200.0),
         row(),
         row(system="old", step_ms=150.0, commit="b"),
+        row(system="a", commit="a"),  # an earlier version of this package: not shown
         row(world_size=2, gpus=2, **together, **efficiency),
         row(world_size=2, gpus=1, **together, **efficiency, **exchange),
     ]

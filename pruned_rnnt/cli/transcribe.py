@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-_HELP = (
-    "MODEL is the folder of a run, a model that `pruned-rnnt export` wrote (torch or onnx),\n"
-    "an icefall checkpoint with its bpe.model or tokens.txt beside it, or owner/name, a\n"
-    "repository of the Hugging Face hub with one of these.\n"
-    "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3, sph, aiff, au and caf, with\n"
-    "ffmpeg also m4a, aac, wma and webm. Unreadable files are named, and the exit code is\n"
-    "then 1.\n"
+HELP = (
+    "MODEL is a run or one of its checkpoints, an exported model (torch or onnx), a .nemo\n"
+    "archive or a folder of transformers, an icefall checkpoint with its bpe.model or tokens.txt\n"
+    "near it, or owner/name, a repository of the Hugging Face hub with one of these.\n"
+    "AUDIO is a file or a folder: wav, flac, ogg, opus, mp3, mp2, sph, aiff, au, caf, w64, rf64\n"
+    "and voc, with ffmpeg also m4a, aac, wma and webm. Unreadable files are named, and the exit\n"
+    "code is then 1.\n"
     "Settings of `pruned-rnnt decode` choose the search: decode.method=modified_beam.\n"
-    "With --microphone or - for AUDIO, a causal model transcribes live. - reads raw 16-bit\n"
-    "samples, one channel at 16 kHz; a wav header before them is skipped:\n"
+    "With --microphone or - for AUDIO, a causal model transcribes live. - reads 16-bit samples:\n"
+    "one channel at 16 kHz, or as a wav header before them says:\n"
     "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -"
 )
 
 
 def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
-    parser = add_command(parsers, transcribe, _HELP)
+    parser = add_command(parsers, transcribe, HELP)
     parser.add_argument(
-        "model", metavar="MODEL", help="run, exported model, icefall checkpoint, or hub repository"
+        "model", metavar="MODEL", help="run, exported or imported model, or hub repository"
     )
     parser.add_argument(
         "audio",

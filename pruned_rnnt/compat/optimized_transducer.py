@@ -89,6 +89,7 @@ class TransducerLoss(torch.nn.Module):
         from_log_softmax: bool,
         one_sym_per_frame: bool = False,
     ) -> Tensor:
+        """As the function `transducer_loss`."""
         return transducer_loss(
             logits,
             targets,

@@ -76,6 +76,7 @@ class RNNTLoss(torch.nn.Module):
         self.fastemit_lambda = fastemit_lambda
 
     def forward(self, acts: Tensor, labels: Tensor, act_lens: Tensor, label_lens: Tensor) -> Tensor:
+        """As the function `rnnt_loss`."""
         return rnnt_loss(
             acts, labels, act_lens, label_lens, self.blank, self.reduction, self.fastemit_lambda
         )

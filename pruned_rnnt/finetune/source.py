@@ -193,7 +193,7 @@ def _nemo(path: Path, source: str) -> Source:
     weights = path if path.is_file() else path / WEIGHTS
     return Source(
         # A file of the hub's cache is a link to one whose name is a digest.
-        name=path.stem if path.is_file() else path.resolve().stem,
+        name=path.stem if path.is_file() else path.resolve().name,
         model=run.model,
         tokenizer=run.tokenizer,
         config=run.config,

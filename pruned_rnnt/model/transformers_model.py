@@ -30,7 +30,7 @@ class TransformersConfig(EncoderConfig):
     Every two of its frames of 20 ms are joined and projected to one of 40 ms.
 
     kind: transformers
-    features: samples
+    features: `samples` alone.
     num_mel_bins: samples of a feature frame of 10 ms, 160.
     name_or_folder: pretrained model to start from, a folder or a repository of the Hugging Face
         hub: wav2vec 2.0, HuBERT, WavLM or Whisper. Read once, when a training starts; the run then
@@ -49,7 +49,7 @@ class TransformersConfig(EncoderConfig):
     """
 
     kind: Literal["transformers"] = "transformers"
-    features: Literal["fbank", "nemo", "samples"] = "samples"
+    features: Literal["samples"] = "samples"
     num_mel_bins: int = SAMPLES_PER_FRAME
     name_or_folder: str = ""
     settings: str = ""

@@ -18,7 +18,7 @@ def training_step() -> str:
     rows = [row for row in _rows() if "world_size" not in row]
     if not rows:
         return _zipformer()
-    newest = {(*_case(row), row["system"]): row for row in rows}
+    newest = {(*_case(row), row["system"]): row for row in rows if not _is_earlier(row)}
     header = ["GPU", "model", "system", "audio", "step", "real time", "GPU busy", "kernels"]
     header += ["peak memory"]
     lines = [
@@ -80,7 +80,8 @@ def cold_start() -> str:
     seconds: dict[tuple[str, str, str], dict[str, Row]] = {}
     for row in read_rows("cold_start"):
         key = row["machine"], row["process"], row["system"]
-        seconds.setdefault(key, {})[row["run"]] = row
+        if not _is_earlier(row):
+            seconds.setdefault(key, {})[row["run"]] = row
     lines = [
         [
             _gpu(machine),
@@ -117,6 +118,11 @@ def loader() -> str:
 
 def _rows() -> list[Row]:
     return read_rows("training_step", FOLDER) if (FOLDER / "training_step.jsonl").exists() else []
+
+
+def _is_earlier(row: Row) -> bool:
+    """Whether the system is an earlier version of this package, which its commit names."""
+    return bool(row["system"] == row["commit"])
 
 
 def _case(row: Row) -> tuple[Any, ...]:

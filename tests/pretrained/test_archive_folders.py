@@ -34,6 +34,14 @@ def test_a_source_in_the_cache_of_the_hub_has_the_name_of_its_archive(tmp_path: 
     assert load_source(folder, FinetuneConfig()).name == "parakeet"
 
 
+def test_a_folder_of_transformers_keeps_its_whole_name(tmp_path: Path) -> None:
+    """0.6b and 0.8b would share the folder of a run if what follows the dot were left out."""
+    folder = tmp_path / "parakeet-0.6b"
+    folder.mkdir()
+    written("transformers_ctc", folder)
+    assert load_source(folder, FinetuneConfig()).name == "parakeet-0.6b"
+
+
 def test_which_model_of_a_folder_is_found(tmp_path: Path) -> None:
     with pytest.raises(NoModelError, match=r"a \.nemo archive, or config\.json of transformers"):
         find_model(tmp_path)

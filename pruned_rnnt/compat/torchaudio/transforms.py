@@ -32,6 +32,7 @@ class RNNTLoss(torch.nn.Module):
     def forward(
         self, logits: Tensor, targets: Tensor, logit_lengths: Tensor, target_lengths: Tensor
     ) -> Tensor:
+        """As the function `rnnt_loss`."""
         return rnnt_loss(
             logits,
             targets,
