@@ -15,6 +15,7 @@ from pruned_rnnt.loss.results import Bounds, reduced
 from pruned_rnnt.ops.joiner.fused_joiner import OutputLayers, joiner_loss, planned_joiner
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.lattice.recursion import Recursion
+from pruned_rnnt.ops.pruning.prune_bounds import clipped_width
 
 
 def rnnt_loss_fused(
@@ -152,7 +153,7 @@ def _fused_loss(
         layers,
         utterances,
         start=None if bounds is None else bounds.start,
-        columns=lm.shape[1] if bounds is None else bounds.s_range,
+        columns=lm.shape[1] if bounds is None else clipped_width(bounds.s_range, lm.shape[1]),
         activation=ACTIVATIONS[activation],
         recursion=recursion,
     )

@@ -46,6 +46,8 @@ def mutual_information(
     kind = checks.check_rnnt_type(rnnt_type)
     checks.check_validate(validate)
     batch, rows, frames = py.shape
+    if rows == 0:
+        raise ValueError(f"py has shape {tuple(py.shape)}; it must have a row for u = 0")
     last = frames + 1 if kind == REGULAR else frames
     meaning = f"(N, U, {'T+1' if kind == REGULAR else 'T'}) by the shape of py"
     checks.check_shape("px", px, (batch, rows - 1, last), meaning)

@@ -6,6 +6,8 @@ Axes: N batch, T frames, U symbols, S columns of the band, D joiner width, V voc
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -284,3 +286,15 @@ def test_mutual_information_beyond_32_bits() -> None:
         torch.testing.assert_close(total[n : n + 1], one, rtol=1e-6, atol=0)
         for whole, alone in zip(occupancy, own, strict=True):
             torch.testing.assert_close(whole[n : n + 1], alone, rtol=0, atol=1e-6)
+
+
+def test_shared_memory_of_48_kib_beside_arrays_of_the_kernel() -> None:
+    """In a process of its own, as a kernel that has had more once may have it from then on."""
+    program = (
+        "import torch, pruned_rnnt; n = torch.tensor;"
+        "logits = [torch.randn(1, 200, 127, v, device='cuda') for v in (5, 2)];"
+        "targets = torch.ones(1, 126, dtype=torch.int32, device='cuda');"
+        "print(pruned_rnnt.rnnt_loss_tdt(*logits, targets, n([200]), n([126]), durations=(0, 1)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

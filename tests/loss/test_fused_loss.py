@@ -9,6 +9,7 @@ from torch import Tensor
 
 import pruned_rnnt
 from pruned_rnnt import Bounds
+from pruned_rnnt.loss import fused
 from pruned_rnnt.ops.common.utterances import PackedRows
 from pruned_rnnt.ops.joiner import fused_joiner
 from tests.loss import loss_cases as cases
@@ -186,3 +187,48 @@ def test_chunks_of_a_large_weight(monkeypatch) -> None:
     )
     # Seven even chunks of at most 99 rows, the whole frames of 10,000 bytes.
     assert offsets == [*range(0, 600, 87), 600]
+
+
+def test_columns_behind_the_symbols_are_not_computed(monkeypatch) -> None:
+    batch = cases.make_batch([9, 11, 4], [4, 6, 0], 13, 0)
+    tensors = inputs(batch)
+    start = torch.zeros(batch.size, batch.frames, dtype=torch.int32)
+    planned = []
+    plan = fused.planned_joiner
+    monkeypatch.setattr(
+        fused, "planned_joiner", lambda *x, **y: planned.append(y["columns"]) or plan(*x, **y)
+    )
+    wide, narrow = (
+        fused_loss(batch, tensors, Bounds(start, s_range), "cpu") for s_range in (400, 7)
+    )
+    assert planned == [7, 7]
+    assert torch.equal(wide, narrow)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bias_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("frames", [60, 1200], ids=["all rows", "active rows"])
+def test_tensors_may_begin_anywhere_in_a_buffer(frames, bias_dtype) -> None:
+    """As parameters and activations of modules that keep theirs in one flat buffer."""
+    size = cases.make_batch([frames, frames - 9], [60, 31], 64, 0)
+    shapes = [(2, frames, 16), (2, 61, 16), (64, 16), (64,)]
+    dtypes = [torch.bfloat16, torch.bfloat16, torch.bfloat16, bias_dtype]
+
+    def placed(offset: int) -> list[Tensor]:
+        torch.manual_seed(3)
+        made = []
+        for shape, dtype in zip(shapes, dtypes, strict=True):
+            values = 0.3 * torch.randn(shape)
+            flat = torch.empty(values.numel() + offset, dtype=dtype, device="cuda")
+            flat[offset:] = values.flatten()
+            made.append(flat[offset:].view(shape).requires_grad_())
+        return made
+
+    found = []
+    for offset in (0, 1):
+        tensors = placed(offset)
+        lengths = size.lengths("cuda")
+        loss = pruned_rnnt.rnnt_loss_fused(*tensors, size.targets.cuda(), None, *lengths)
+        found.append([loss.detach(), *torch.autograd.grad(loss.sum(), tensors)])
+    for aligned, anywhere in zip(*found, strict=True):
+        torch.testing.assert_close(anywhere, aligned, rtol=0.02, atol=0.02)

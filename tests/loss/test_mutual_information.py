@@ -142,3 +142,10 @@ def test_long_lattices_do_not_lose_precision(device) -> None:
     torch.testing.assert_close(narrow.total.cpu().double(), wide.total, rtol=1e-6, atol=0)
     for a, b in zip(narrow.occupancy, wide.occupancy, strict=True):
         torch.testing.assert_close(a.cpu().double(), b, rtol=0, atol=5e-3)
+
+
+def test_py_without_rows_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"^py has shape \(2, 0, 4\); it must have a row for u = 0"
+    ):
+        pruned_rnnt.mutual_information(torch.zeros(2, 0, 4), torch.zeros(2, 0, 4))

@@ -13,10 +13,10 @@
 namespace pruned_rnnt {
 
 // Asks for huge pages if the tensor is large; the system may ignore this.
-inline void expect_full_write(const View& output, int64_t element_size) {
+inline void expect_full_write(const View& output) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t huge_page = uintptr_t{1} << 21;
-  const int64_t bytes = output.numel() * element_size;
+  const int64_t bytes = output.numel() * element_bytes(output.scalar_type());
   if (bytes < static_cast<int64_t>(8 * huge_page)) return;
   const uintptr_t address = reinterpret_cast<uintptr_t>(output.data_ptr());
   const uintptr_t begin = (address + huge_page - 1) & ~(huge_page - 1);
@@ -24,7 +24,6 @@ inline void expect_full_write(const View& output, int64_t element_size) {
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)output;
-  (void)element_size;
 #endif
 }
 

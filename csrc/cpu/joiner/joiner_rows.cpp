@@ -3,7 +3,6 @@
 //
 // Axes: N utterances, T frames, U symbols, D joiner dimension.
 #include "contracts/rows.h"
-#include "cpu/common/fresh_memory.h"
 #include "cpu/common/hidden_row.h"
 #include "cpu/common/rows.h"
 #include "op.h"

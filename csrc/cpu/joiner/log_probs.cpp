@@ -127,7 +127,7 @@ void log_probs_backward(const View& grad_loss, const View& logits, const RowStat
                *stay = data_of<real>(statistics.gy) + row_begin;
     scalar* all_gradients = mutable_data_of<scalar>(grad_logits);
     const real emit_factor = static_cast<real>(1 + options.fastemit_lambda);
-    expect_full_write(grad_logits, sizeof(scalar));
+    expect_full_write(grad_logits);
     for_rows(geometry, row_begin, rows, V, [&](int64_t r, const RowCursor& node) {
       scalar* gradient = all_gradients + r * gradient_stride;
       const real scaled_emit = emit_factor * emit[r];

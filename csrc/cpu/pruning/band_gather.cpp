@@ -20,7 +20,7 @@ void band_gather(const View& lm, const View& start, int64_t s_range, const View&
     using scalar = decltype(zero);
     const scalar* source = data_of<scalar>(lm);
     scalar* target = mutable_data_of<scalar>(out);
-    expect_full_write(out, sizeof(scalar));
+    expect_full_write(out);
     parallel_tasks(start.numel(), rows_per_task(S * D), [&](int64_t begin, int64_t end) {
       for (int64_t frame = begin; frame < end; ++frame) {
         const int64_t u = first[frame];

@@ -39,7 +39,7 @@ void exp_rows(const View& x, const View& lengths, int64_t extra, const View& row
     const scalar* input = data_of<scalar>(x);
     real *maxima = mutable_data_of<real>(row_max), *sums = mutable_data_of<real>(row_lse);
     real* output = mutable_data_of<real>(x_exp);
-    expect_full_write(x_exp, sizeof(real));
+    expect_full_write(x_exp);
     parallel_tasks(N * L, rows_per_task(V), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         if (r % L >= used[r / L] + extra) {

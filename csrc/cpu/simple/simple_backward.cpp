@@ -160,7 +160,7 @@ void simple_backward(const NodeUpstream& nodes, const View& am, const View& lm,
     // the sums that it is computed from.
     const auto all_rows = [&](const View& output, int64_t rows, auto&& is_inside, auto&& compute) {
       scalar* gradients = mutable_data_of<scalar>(output);
-      expect_full_write(output, sizeof(scalar));
+      expect_full_write(output);
       parallel_tasks(rows, rows_per_task(2 * V), [&](int64_t begin, int64_t end) {
         std::vector<real> gradient(V);
         for (int64_t row = begin; row < end; ++row) {

@@ -68,7 +68,8 @@ void Blas::multiply_add_bias(const Matrix& out, const View& bias, const Matrix& 
   prefer(kAlignmentA, alignment_of(b.data));
   prefer(kAlignmentB, alignment_of(a.data));
   prefer(kAlignmentC, alignment_of(out.data));
-  prefer(kAlignmentD, alignment_of(out.data));
+  // The library has no preference for the bias, and its epilogues load it with this alignment.
+  prefer(kAlignmentD, std::min(alignment_of(out.data), alignment_of(bias.data_ptr())));
   LtHeuristic chosen{};
   int found = 0;
   // cuBLASLt caches the heuristic's result.

@@ -23,7 +23,14 @@ inline cudaStream_t current_stream(int32_t device) {
 }
 
 inline void check(cudaError_t status, const char* what) {
-  STD_TORCH_CHECK(status == cudaSuccess, "pruned_rnnt: ", what, ": ", cudaGetErrorString(status));
+  const bool cannot_run =
+      status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction ||
+      status == cudaErrorUnsupportedPtxVersion || status == cudaErrorInsufficientDriver;
+  STD_TORCH_CHECK(status == cudaSuccess, "pruned_rnnt: ", what, ": ", cudaGetErrorString(status),
+                  cannot_run ? "; compile the kernels on this machine, or for its GPU with "
+                               "PRUNED_RNNT_CUDA_ARCHITECTURES (docs/reference/backends.md), or "
+                               "set PRUNED_RNNT_BACKEND=fallback for plain torch"
+                             : "");
 }
 
 // Makes a device current for its lifetime.
@@ -52,8 +59,8 @@ class Launcher {
   template <typename... Parameters, typename... Arguments>
   void operator()(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
                   Arguments... arguments) const {
-    // Kernels must opt in to more than 48 KiB.
-    if (shared > 48 * 1024) {
+    // Kernels must opt in to more than 48 KiB, with their own arrays, of a few hundred bytes.
+    if (shared > 32 * 1024) {
       check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)),

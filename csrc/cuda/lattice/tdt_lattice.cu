@@ -177,9 +177,6 @@ void tdt_recursion(const Launcher& launch, const View& px, const View& py, const
   }
   // Blanks of several durations have symbols of duration 0 alone, the first.
   table.symbol_count = scores == DurationScores::kBlanks ? 1 : table.count;
-  STD_TORCH_CHECK(
-      work.numel() >= tdt_elements(px.numel(), geometry.N, symbols, table.count, table.longest),
-      "tdt_lattice: work has ", work.numel(), " elements, which are too few");
   dispatch_accumulator(px.scalar_type(), "tdt_lattice", [&](auto zero) {
     using real = decltype(zero);
     real* const pairs = mutable_data_of<real>(work);

@@ -255,6 +255,8 @@ void simple_backward(const Launcher& launch, const NodeUpstream& upstream, const
              grad_lm)};
     const size_t shared = std::max<size_t>(2 * kWarps * kBlockColumns * sizeof(real),
                                            2 * symbols.U * sizeof(int32_t));
+    STD_TORCH_CHECK(shared <= size_t(launch.shared_bytes()), "simple_backward: ", symbols.U,
+                    " symbols are too many for this device");
     const dim3 grid(am_blocks + lm_blocks, batch.N);
     dispatch_width<scalar>(widest_rows, [&](auto width) {
       launch(simple_backward_kernel<decltype(width)::value, scalar>, grid, kThreads, shared,

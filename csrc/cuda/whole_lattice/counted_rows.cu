@@ -28,9 +28,7 @@ struct Factor {
   int width;  // elements of a copy
 };
 
-RowCount count_of(const View& total, int64_t begin, int64_t most, const char* op) {
-  STD_TORCH_CHECK(total.scalar_type() == ScalarType::Long && total.numel() == 1, op,
-                  " takes one int64 as the number of rows");
+RowCount count_of(const View& total, int64_t begin, int64_t most) {
   return {data_of<int64_t>(total), begin, int32_t(most)};
 }
 
@@ -69,7 +67,7 @@ void counted_rows_product(const Launcher& launch, const View& a, const View& b,
   if (rows == 0 || columns == 0) return;
   const Factor first(a, op), second(b, op);
   STD_TORCH_CHECK(!first.is_transposed, op, " takes contiguous rows as the first factor");
-  const RowCount count = count_of(total, begin, rows, op);
+  const RowCount count = count_of(total, begin, rows);
   const ProductResult result = result_of(out, op);
   dispatch_copies(first, second, [&](auto width) {
     const auto run = [&](auto b_k_lines) {
@@ -95,7 +93,7 @@ void counted_rows_sums(const Launcher& launch, const View& a, const View& b, con
   if (out.numel() == 0) return;
   const Factor first(a, op), second(b, op);
   STD_TORCH_CHECK(!first.is_transposed && !second.is_transposed, op, " takes contiguous rows");
-  const RowCount count = count_of(total, begin, a.size(0), op);
+  const RowCount count = count_of(total, begin, a.size(0));
   const ProductResult result = result_of(out, op);
   dispatch_copies(first, second, [&](auto width) {
     constexpr int floats = decltype(width)::value;

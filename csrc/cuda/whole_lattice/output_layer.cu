@@ -55,10 +55,6 @@ __global__ void __launch_bounds__(kThreads)
 
 void output_layer(const Launcher& launch, const View& weight, const View& bias,
                   const View& padded_weight, const View& padded_bias) {
-  STD_TORCH_CHECK(padded_weight.scalar_type() == ScalarType::BFloat16 &&
-                      padded_bias.scalar_type() == ScalarType::BFloat16 &&
-                      weight.scalar_type() == bias.scalar_type(),
-                  "output_layer writes bfloat16");
   const int64_t size = padded_weight.numel();
   const int64_t blocks = std::min(kMostBlocks, (size + 4 * kThreads - 1) / (4 * kThreads)) + 1;
   dispatch_floating(weight.scalar_type(), "output_layer", [&](auto zero) {

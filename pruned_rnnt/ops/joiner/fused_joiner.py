@@ -36,6 +36,7 @@ from pruned_rnnt.ops.joiner.fused_log_probs import (
     JoinerInputs,
     JoinerPlan,
     Workspace,
+    aligned,
     fused_log_probs,
     fused_log_probs_backward,
     padded_output,
@@ -253,6 +254,7 @@ def planned_joiner(
     plan = JoinerPlan(*sizes, activation, recursion.loss)
     active = None
     if is_active:
+        am, lm = aligned(am), aligned(lm)
         active = ActivePlan.of(plan, hidden, width, rows_on_device)
         bias = weight.new_zeros(weight.shape[0]) if bias is None else bias
     else:

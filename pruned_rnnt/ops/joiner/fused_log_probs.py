@@ -58,6 +58,12 @@ def padded_output(
     return weight_VD.contiguous(), bias_V.contiguous()
 
 
+def aligned(x: Tensor) -> Tensor:
+    """x, or a copy: parameters may begin anywhere in a larger buffer, where products that read 16
+    bytes at a time cannot."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
 @op
 def output_layer(
     weight: Tensor, bias: Tensor, padded_weight: Out[Tensor], padded_bias: Out[Tensor]
@@ -73,8 +79,8 @@ def converted_output(weight: Tensor, bias: Tensor, dtype: torch.dtype) -> tuple[
     """padded_output in one launch, and without a gradient."""
     rows = padded_width(weight.shape[0])
     if weight.dtype != bias.dtype or not (weight.is_contiguous() and bias.is_contiguous()):
-        return padded_output(weight, bias, dtype)
-    # Parameters may begin anywhere in a larger buffer; the products read 16 bytes at a time.
+        weight, bias = padded_output(weight, bias, dtype)
+        return aligned(weight), bias
     if rows == weight.shape[0] and weight.dtype == dtype and weight.data_ptr() % 16 == 0:
         return weight, bias
     padded_weight = weight.new_empty(rows, weight.shape[1], dtype=dtype)

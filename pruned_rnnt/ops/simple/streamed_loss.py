@@ -187,8 +187,10 @@ class _Gradients:
             torch.zeros_like(x, dtype=acc) if wanted[3 * side] else None
             for side, x in enumerate(memory.sides)
         ]
+        # Of encoder and predictor, places 0 and 3, it is summed in `of_sides`.
         self.of_layers = [
-            torch.empty_like(x) if want else None for x, want in zip(inputs, wanted, strict=True)
+            torch.empty_like(x) if want and place % 3 else None
+            for place, (x, want) in enumerate(zip(inputs, wanted, strict=True))
         ]
 
     def add(self, tile: _Tile, side: int, gradient: Tensor) -> None:
@@ -219,8 +221,8 @@ class _Gradients:
     def all(self) -> list[Tensor | None]:
         found = list(self.of_layers)
         for side, total in enumerate(self.of_sides):
-            like = found[3 * side]
-            if total is not None and like is not None:
+            like = self.memory.inputs[3 * side]
+            if total is not None:
                 found[3 * side] = total.view(like.shape).to(like.dtype)
         return found
 
