@@ -8,7 +8,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 python scripts/check_symbols.py
-command -v nvcc >/dev/null || exit 0
+if ! command -v nvcc >/dev/null; then
+  echo "the CUDA library is not compiled: nvcc is not on the path"
+  exit 0
+fi
 build="${BUILD:-build/check}"
 command -v cmake >/dev/null || python -m pip install --quiet cmake ninja
 export CUDAARCHS="${CUDAARCHS:-90-real}"

@@ -10,6 +10,7 @@ change between versions of torch, so that the library would work with one versio
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ UNSTABLE = re.compile(r"\b(at|c10|torch|caffe2)::")
 def undefined_symbols(library: Path) -> list[str]:
     """Demangled names of the undefined symbols of the library."""
     command = ["nm", "--dynamic", "--undefined-only", "--demangle", str(library)]
+    if shutil.which(command[0]) is None:
+        sys.exit("nm is not on the path: install binutils")
     listing = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [line.strip().partition(" ")[2] for line in listing.splitlines() if line.strip()]
 

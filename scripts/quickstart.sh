@@ -3,6 +3,9 @@
 # on it, prints its word error rate on voices that were not in training, and makes a web page of it.
 #   OUTPUT  folder for data and run (default: data and exp in the repository root)
 set -euo pipefail
+if [ -n "${OUTPUT:-}" ]; then
+  OUTPUT="$(mkdir -p "$OUTPUT" && cd "$OUTPUT" && pwd)"
+fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 EXTRAS="${EXTRAS:-recipes,report}" bash scripts/setup.sh
 

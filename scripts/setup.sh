@@ -9,15 +9,24 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-if [ ! -x .venv/bin/python ]; then
-  "${PYTHON:-python3}" -m venv .venv
+is_new_enough='import sys; sys.exit(sys.version_info < (3, 11))'
+if ! .venv/bin/python -c "$is_new_enough" 2>/dev/null; then
+  python="${PYTHON:-python3}"
+  if ! "$python" -c "$is_new_enough"; then
+    echo "$python is not Python 3.11 or later: set PYTHON to one that is" >&2
+    exit 1
+  fi
+  "$python" -m venv --clear .venv
+elif ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+  .venv/bin/python -m ensurepip # as after a first run without Debian's python3-venv
 fi
 # The build tools stay in .venv. pip's own environment for a build is a new folder each time, after
 # which all kernels would be compiled again.
 export PATH="$PWD/.venv/bin:$PATH"
 python -m pip install --quiet "${TORCH:-torch==2.13.0}" 'scikit-build-core>=0.11'
 missing="from scikit_build_core.build import get_requires_for_build_editable as get; print(*get())"
-for tool in $(python -c "$missing"); do
+tools="$(python -c "$missing")"
+for tool in $tools; do
   python -m pip install --quiet "$tool"
 done
 

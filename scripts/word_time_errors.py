@@ -10,6 +10,7 @@ ends of words.
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +19,11 @@ import torch
 
 from pruned_rnnt.align.utterance import AlignedUtterance, align_batches
 from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.calibration import Calibration, read_calibration
 from pruned_rnnt.model.speech_model import SpeechModel
-from scripts.run_and_split import load_run_and_split
+from pruned_rnnt.train.run import LoadedModel, load_model, run_config
 
 
 class TimeErrors(NamedTuple):
@@ -68,8 +70,20 @@ def time_errors(
     return TimeErrors(*torch.tensor(errors).T)
 
 
+def load_run_and_split() -> tuple[Path, LoadedModel, list[Batch]]:
+    """The run that the command line names, its model, and all batches of the split."""
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--split", default="test")
+    options = parser.parse_intermixed_args()
+    config = run_config(options.run, options.overrides)
+    batches = list(DataModule(config.data).test_loader(options.split))
+    return options.run, load_model(config), batches
+
+
 def main() -> None:
-    run, loaded, batches = load_run_and_split(__doc__.splitlines()[0])
+    run, loaded, batches = load_run_and_split()
     found = read_calibration(run, loaded.model.vocab_size)
     calibrations: dict[str, Calibration | None] = {"without calibration": None}
     if found is not None and found.times is not None:

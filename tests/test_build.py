@@ -16,6 +16,7 @@ import pytest
 
 import pruned_rnnt
 import pruned_rnnt.public
+from pruned_rnnt.ops.common import native
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import (
     COMPOSED,
@@ -160,7 +161,7 @@ def test_missing_library_is_warned_about_once_at_the_first_fallback(tmp_path: Pa
     assert silent == ["silent", "silent"]
     assert "pruned_rnnt runs plain torch on cpu, several times slower" in warning
     assert "(not built: no C++ compiler found)" in warning
-    assert "PRUNED_RNNT_REQUIRE_NATIVE=1 PRUNED_RNNT_TORCH_DIR=" in warning
+    assert native._build_command() in warning
     assert "PRUNED_RNNT_BACKEND=fallback silences" in warning
 
 
@@ -180,6 +181,31 @@ def configure(build: Path, *options: str, **environment: str) -> str:
         capture_output=True,
     )
     return (build / "build_notes.txt").read_text()
+
+
+def configure_with_cuda(folder: Path, *options: str, **environment: str) -> str:
+    """What CMake complains of with a torch with CUDA and an nvcc that compiles nothing."""
+    import torch
+
+    own, fake = Path(torch.__file__).parent, folder / "torch"
+    (fake / "lib").mkdir(parents=True)
+    (fake / "include").symlink_to(own / "include")
+    (fake / "lib/libtorch_cpu.so").symlink_to(own / "lib/libtorch_cpu.so")
+    (fake / "lib/libtorch_cuda.so").touch()
+    nvcc = folder / "bin/nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text("#!/bin/sh\necho unsupported GNU version >&2; exit 1\n")
+    nvcc.chmod(0o755)
+    environment |= {
+        "PATH": f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}",
+        "PRUNED_RNNT_TORCH_DIR": str(fake),
+        "CUDACXX": "",
+    }
+    try:
+        configure(folder / "build", *options, **environment)
+    except subprocess.CalledProcessError as error:
+        return str(error.stderr.decode())
+    return ""
 
 
 @needs_cmake
@@ -274,12 +300,21 @@ def test_wheel_without_libraries_is_refused_on_request(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.whl")) == []
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("PATH", f"/no/such/bin{os.pathsep}{{}}/.venv/bin"),
+        ("VIRTUAL_ENV", "{}/.venv"),
+        ("CONDA_PREFIX", "{}/.venv"),
+        ("PWD", "{}"),
+    ],
+)
 def test_torch_of_the_activated_environment_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
     """uv and build run the build in an environment other than the activated one."""
-    torch_folder = tmp_path / "venv/lib/python3.11/site-packages/torch"
+    torch_folder = tmp_path / ".venv/lib/python3.11/site-packages/torch"
     torch_folder.mkdir(parents=True)
-    monkeypatch.setenv("PATH", f"/no/such/bin{os.pathsep}{tmp_path / 'venv/bin'}")
+    monkeypatch.setenv(variable, value.format(tmp_path))
     find_torch = runpy.run_path(str(ROOT / "csrc/cmake/find_torch.py"), run_name="find_torch")
     assert torch_folder in find_torch["candidates"]()

@@ -4,8 +4,9 @@ CMake runs this with the interpreter that the package is built for. torch is not
 would take seconds and needs whatever torch itself needs. Under pip's build isolation the
 interpreter's site folders are hidden from `import`, so they are also looked up by `sysconfig`.
 uv and build isolate by an environment of their own, in which `sysconfig` does not know the one
-that the package is for: where that is activated it is on PATH, and uv's default is `.venv`. Any
-torch from 2.11 on will do, because the libraries serve all of them.
+that the package is for: where that is activated, PATH, VIRTUAL_ENV or CONDA_PREFIX has it, and uv's
+default is `.venv` in the folder where it was called. Any torch from 2.11 on will do, because the
+libraries serve all of them.
 """
 
 import importlib.util
@@ -24,8 +25,11 @@ def candidates() -> list[Path]:
     names = [sysconfig.get_path(key) for key in ("platlib", "purelib")]
     found += [Path(name) / "torch" for name in (*names, site.getusersitepackages())]
     programs = [Path(entry) for entry in os.get_exec_path() if entry]
+    names = [os.environ.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
     for environment in (
+        *(Path(name) for name in names if name),
         *(folder.parent for folder in programs),
+        Path(os.environ.get("PWD", ".")) / ".venv",
         Path(__file__).parents[2] / ".venv",
     ):
         found += sorted(environment.glob("lib/python3.*/site-packages/torch"))

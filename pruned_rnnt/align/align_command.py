@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 # Utterances named in the log.
 _MAX_NAMED = 20
-# Natural log-probability per word below which a text may be wrong. Measured by
-# scripts/align_scores.py on 300 recorded digit strings, with models of 2% WER (characters) and 3%
-# WER (words): all correct texts score at least -2.28; 99% of the texts of other utterances at most
-# -4.3; the medians of texts with one of five words wrong are -1.8 and -2.8. For speakers with 64%
-# WER (word model), 95% of the texts of other utterances and 40% of the correct ones score below -3.
+# Natural log-probability per word below which a text may be wrong. Measured on 300 recorded digit
+# strings, with models of 2% WER (characters) and 3% WER (words): all correct texts score at least
+# -2.28; 99% of the texts of other utterances at most -4.3; the medians of texts with one of five
+# words wrong are -1.8 and -2.8. For speakers with 64% WER (word model), 95% of the texts of other
+# utterances and 40% of the correct ones score below -3.
 _DOUBTFUL_SCORE = -3.0
 
 

@@ -21,6 +21,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.text_normalisation import NO_SPACES
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.calibration import Calibration
+from pruned_rnnt.decode.encode import encode_batch
 from pruned_rnnt.decode.head_paths import head_paths
 from pruned_rnnt.decode.word_times import (
     WORD_START,
@@ -153,8 +154,7 @@ def align_batches(
     model.eval()
     for batch in batches:
         batch = batch.to(device)
-        with torch.inference_mode():
-            encoded_NTE, lengths = model.encode(batch.features_NTF, batch.feature_lengths_N)
+        encoded_NTE, lengths = encode_batch(model, batch)
         yield from align_encoded(model, encoded_NTE, lengths, batch, tokenizer, calibration)
 
 

@@ -100,11 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Flushing the rest at exit must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_FAILED
-        explains_itself = _explains_itself(error)
+        has_no_home = isinstance(error, RuntimeError) and "home directory" in str(error)
+        explains_itself = has_no_home or _explains_itself(error)
         if options.debug or not (explains_itself or _is_out_of_memory(error)):
             raise
         prefix = "" if explains_itself else "memory ran out: "
         hint = " (--debug shows where)" if explains_itself and not _is_own(error) else ""
+        if has_no_home:
+            hint = f" Set HOME to a folder of this user{hint}"
         print(f"pruned-rnnt {options.name}: {prefix}{error}{hint}", file=sys.stderr)
         return EXIT_USAGE if _is_usage_error(error) else EXIT_FAILED
 

@@ -55,9 +55,14 @@ def encode_padded(
         lengths: (N,) integer feature frames, preferably on the CPU.
         precision: dtype of matrix products and convolutions; see `compute_dtype`.
     """
-    device = next(model.parameters()).device
+    parameter = next(model.parameters())
+    device = parameter.device
     dtype = compute_dtype(precision, device)
-    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+    # Fused kernels and CUDA graphs need the model's device to be the current one.
+    with (
+        torch.cuda.device_of(parameter),
+        torch.autocast(device.type, dtype, enabled=dtype != torch.float32),
+    ):
         encoded_NTE, frames = model.encode(features_NTF.to(device), lengths)
     return encoded_NTE.float(), frames
 
@@ -72,10 +77,11 @@ def encode_batch(
 
 def choose_passes(config: DecodeConfig, model: SpeechModel) -> None:
     """Apply the settings of the encoder's passes to this process and a model on its device."""
-    device = next(model.parameters()).device
-    choose_kernels(config.fused_kernels, device)
-    choose_graphs(config.cuda_graphs, model)
-    _compile_kernels(model.encoder, compute_dtype(config.precision, device))
+    parameter = next(model.parameters())
+    with torch.cuda.device_of(parameter):
+        choose_kernels(config.fused_kernels, parameter.device)
+        choose_graphs(config.cuda_graphs, model)
+        _compile_kernels(model.encoder, compute_dtype(config.precision, parameter.device))
 
 
 def choose_graphs(mode: str, model: SpeechModel) -> None:

@@ -54,7 +54,11 @@ class Switch:
 
 
 def switch_file() -> Path:
-    """The file of this user: pruned_rnnt/switched_kernels.json in XDG_CONFIG_HOME or ~/.config."""
+    """The file of this user: pruned_rnnt/switched_kernels.json in XDG_CONFIG_HOME or ~/.config.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
     folder = os.environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser()
     return Path(folder) / "pruned_rnnt" / "switched_kernels.json"
 
@@ -82,7 +86,13 @@ def why_switched(part: str, device: str, library: Path | None = None) -> str:
 
     The first question about a switched part puts a warning into the log, with the file's name.
     """
-    if _ignored or not switch_file().is_file():
+    if _ignored:
+        return ""
+    try:
+        if not switch_file().is_file():
+            return ""
+    except (OSError, RuntimeError) as error:  # a home folder that is unknown, or not readable
+        logger.debug("no kernel is switched to plain torch: %s", error)
         return ""
     return _why_switched(part, device, library)
 

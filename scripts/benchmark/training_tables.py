@@ -1,6 +1,6 @@
 """Tables of training steps, of loading their data, and of whole processes.
 
-Training steps are rows of scripts/training_step, or until there are any of earlier measurements.
+Training steps are rows of scripts/training_step.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ LINK_SPEEDS = (100, 300)
 
 
 def training_step() -> str:
-    """A table of whole training steps; until there are rows, that of an earlier measurement."""
-    rows = [row for row in _rows() if "world_size" not in row]
-    if not rows:
-        return _zipformer()
+    """A table of whole training steps."""
+    rows = [row for row in read_rows("training_step", FOLDER) if "world_size" not in row]
     newest = {(*_case(row), row["system"]): row for row in rows if not _is_earlier(row)}
     header = ["GPU", "model", "system", "audio", "step", "real time", "GPU busy", "kernels"]
     header += ["peak memory"]
@@ -40,7 +38,7 @@ def training_step() -> str:
 
 def training_processes() -> str:
     """A table of steps of several processes."""
-    rows = [row for row in _rows() if "world_size" in row]
+    rows = [row for row in read_rows("training_step", FOLDER) if "world_size" in row]
     newest = {(*_case(row), row["world_size"], row["gpus"]): row for row in rows}
     header = ["GPU", "model", "processes", "GPUs", "audio a step and process", "alone"]
     header += ["side by side", "efficiency", "alone with exchange", "together", "efficiency"]
@@ -116,10 +114,6 @@ def loader() -> str:
     return markdown(header, lines) + provenance(newest.values())
 
 
-def _rows() -> list[Row]:
-    return read_rows("training_step", FOLDER) if (FOLDER / "training_step.jsonl").exists() else []
-
-
 def _is_earlier(row: Row) -> bool:
     """Whether the system is an earlier version of this package, which its commit names."""
     return bool(row["system"] == row["commit"])
@@ -143,28 +137,3 @@ def _gpu(name: str) -> str:
 
 def _known(value: float | None, form: str, unit: str) -> str:
     return "-" if value is None else format(value, form) + unit
-
-
-def _zipformer() -> str:
-    """A table of steps of Zipformers without the trainer, and its explanation."""
-    rows = [row for row in read_rows("zipformer") if row["row"] == "train"]
-    header = ["parameters", "audio", "step", "losses' share", "peak memory", "real time", "commit"]
-    lines = [
-        [
-            f"{row['parameters'] / 1e6:.0f} M",
-            f"{row['audio_seconds']:.0f} s",
-            f"{row['step_ms']:.0f} ms",
-            f"{row['losses_share']:.1%}",
-            f"{row['peak_gib']:.1f} GiB",
-            f"{row['times_real_time']:,.0f}x",
-            row["commit"],
-        ]
-        for row in rows
-    ]
-    about = (
-        "With an earlier script: forward, backward, clipping and update without the trainer, on\n"
-        "one batch, with the share of the losses.\n\n"
-    )
-    return f"{about}{markdown(header, lines)}" + (
-        f"\nMeasured on {rows[-1]['device']}, torch {rows[-1]['torch']}, {rows[-1]['precision']}.\n"
-    )

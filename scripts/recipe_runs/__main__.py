@@ -59,7 +59,7 @@ def train(run: Run, seconds: float | None) -> float:
 def metrics(folder: Path, group: str) -> list[dict[str, Any]]:
     """The lines of a run's metrics.jsonl of one group (train, valid)."""
     path = folder / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.is_file() else []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [values for values in map(json.loads, lines) if values.get("group") == group]
 
 

@@ -58,7 +58,7 @@ def read_plan(path: Path) -> Plan:
         ValueError: a key is unknown or a value has another form; the message names file and key.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):

@@ -30,7 +30,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         ValueError: a line is no result; the message names file and line.
     """
     lines = []
-    for number, text in enumerate(path.read_text().splitlines(), 1):
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             line = json.loads(text)
             line["variant"], line["seed"]

@@ -19,7 +19,7 @@ SIZE = 3
 @pytest.fixture(autouse=True)
 def _run_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = SimpleNamespace(model=SimpleNamespace(vocab_size=SIZE), tokenizer=None)
-    monkeypatch.setattr(word_time_errors, "load_run_and_split", lambda _: (tmp_path, loaded, []))
+    monkeypatch.setattr(word_time_errors, "load_run_and_split", lambda: (tmp_path, loaded, []))
 
 
 def errors_of(*args: Any) -> TimeErrors:

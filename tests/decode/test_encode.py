@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from pruned_rnnt.decode.decode_config import DecodeConfig, Precision, label, result_settings
-from pruned_rnnt.decode.encode import _has_bfloat16, choose_kernels, compute_dtype, encode_padded
+from pruned_rnnt.decode.encode import (
+    _has_bfloat16,
+    choose_kernels,
+    choose_passes,
+    compute_dtype,
+    encode_padded,
+)
+from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.encoder import EncoderConfig
+from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.kernels.available import set_mode
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 
@@ -67,6 +79,91 @@ def test_log_says_whether_fused_kernels_run(
     ]
     with pytest.raises(ValueError, match="mode is 'on', needs to be one of auto, off"):
         choose_kernels("on", gpu)
+
+
+@pytest.fixture
+def second_gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The indices of the devices that were current, the last one now, as if there were GPUs."""
+    current = [0]
+
+    def exchange(index: int) -> int:
+        before = current[-1]
+        if index >= 0:
+            current.append(index)
+        return before
+
+    for name in ("_exchange_device", "_maybe_exchange_device"):
+        monkeypatch.setattr(torch.cuda, name, exchange)
+    return current
+
+
+class OnSecond:
+    """A stand-in for a tensor on the second GPU."""
+
+    device = torch.device("cuda", 1)
+    is_cuda = True
+
+    def get_device(self) -> int:
+        return 1
+
+    def to(self, *args: Any) -> OnSecond:
+        return self
+
+    float = to
+
+
+def test_a_model_on_another_gpu_makes_it_current(second_gpu: list[int]) -> None:
+    """Triton launches on the current device, so fused kernels would not run."""
+    found = []
+
+    def encode(*args: Any) -> tuple[OnSecond, Tensor]:
+        found.append(second_gpu[-1])
+        return OnSecond(), torch.tensor([1])
+
+    model: Any = SimpleNamespace(parameters=lambda: iter([OnSecond()]), encode=encode)
+    encode_padded(model, OnSecond(), torch.tensor([1]))  # type: ignore[arg-type]
+    assert (found, second_gpu[-1]) == ([1], 0)
+
+
+def test_passes_are_chosen_on_the_gpu_of_the_model(
+    second_gpu: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name in ("choose_kernels", "choose_graphs", "_compile_kernels"):
+        monkeypatch.setattr(
+            f"pruned_rnnt.decode.encode.{name}", lambda *args: found.append(second_gpu[-1])
+        )
+    model: Any = SimpleNamespace(parameters=lambda: iter([OnSecond()]), encoder=None)
+    choose_passes(DecodeConfig(precision="float32"), model)
+    assert (found, second_gpu[-1]) == ([1, 1, 1], 0)
+
+
+def test_streams_on_another_gpu_make_it_current(second_gpu: list[int]) -> None:
+    found = []
+
+    def encoder(*args: Any) -> tuple[OnSecond, None]:
+        found.append(second_gpu[-1])
+        return OnSecond(), None
+
+    stream = SimpleNamespace(
+        device=OnSecond.device,
+        _precision=torch.float32,
+        model=SimpleNamespace(inference_graphs=None),
+        encoder=Mock(side_effect=encoder),
+    )
+    StreamDecoder.encode(stream, OnSecond(), (), None)  # type: ignore[arg-type]
+    assert (found, second_gpu[-1]) == ([1], 0)
+
+
+def test_tensors_on_another_gpu_are_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    available._warn_of_device.cache_clear()
+    assert not available.use_kernels(OnSecond())  # type: ignore[arg-type]
+    assert not available.use_kernels(OnSecond())  # type: ignore[arg-type]
+    (message,) = caplog.messages
+    assert message.endswith("cuda:1 is not the current device: call torch.cuda.set_device(1)")
 
 
 @pytest.mark.parametrize(("supported", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from pruned_rnnt.decode.encode import choose_graphs
 from pruned_rnnt.model.conformer import Conformer
@@ -154,6 +156,66 @@ def test_switched_losses_run_in_plain_torch(tmp_path: Path) -> None:
         XDG_CONFIG_HOME=str(tmp_path),
     )
     assert "ImportError: PRUNED_RNNT_BACKEND=native, but for cpu: switched off" in forced.stderr
+
+
+NO_HOME = """
+import os, pwd
+os.environ.pop("HOME", None)
+os.environ.pop("XDG_CONFIG_HOME", None)
+def unknown(uid):
+    raise KeyError(uid)
+pwd.getpwuid = unknown
+"""
+
+
+@pytest.mark.skipif(library_file("cpu") is None, reason="the CPU library is not built")
+def test_a_user_without_a_home_has_the_kernels() -> None:
+    out = run_with_torch(f"{NO_HOME}\nimport pruned_rnnt; print(pruned_rnnt.backend_report())")
+    assert "cpu: native" in out.stdout, out.stderr
+
+
+def test_a_command_that_needs_a_home_says_so() -> None:
+    out = run_with_torch(
+        f"{NO_HOME}\nfrom pruned_rnnt.cli import main\nprint(main(['inspect', '/no/such/run']))"
+    )
+    assert out.stderr.endswith("Set HOME to a folder of this user (--debug shows where)\n")
+    assert out.stdout == "1\n"
+
+
+def test_a_file_that_must_not_be_read_switches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    switch(ENCODERS, "cuda")
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert why_switched(ENCODERS, "cuda") == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (subprocess.CalledProcessError(1, ["gcc"]), "and the headers of Python (python3-dev)"),
+        (TypeError("launch takes 3"), "the first kernel fails (TypeError: launch takes 3)"),
+    ],
+)
+def test_kernels_that_do_not_run_are_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, advice: str
+) -> None:
+    pytest.importorskip("triton")
+    calls = [torch.OutOfMemoryError("CUDA out of memory"), error]
+
+    def failing(*args: object) -> Tensor:
+        raise calls.pop(0)
+
+    monkeypatch.setattr("pruned_rnnt.model.kernels.swoosh.swoosh_forward", failing)
+    monkeypatch.setattr(torch, "zeros", lambda *args, **options: None)
+    with pytest.raises(torch.OutOfMemoryError):  # of a moment, so that the next call tries again
+        available._obstacle()
+    assert advice in available._obstacle()
+    assert advice in available._obstacle()
+    (message,) = caplog.messages
+    assert message.startswith("the encoders run in plain torch")
+    assert advice in message
 
 
 def test_without_a_file_nothing_is_read() -> None:

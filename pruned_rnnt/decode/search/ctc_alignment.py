@@ -65,13 +65,14 @@ def ctc_alignment(
     skips_NS = labels_NS != blank
     skips_NS[:, :2] = False
     skips_NS[:, 2:] &= labels_NS[:, 2:] != labels_NS[:, :-2]
-    forward, first_frames = _functions(log_probs_NTV)
-    steps_NTS, score_NS = forward(log_probs_NTV, lengths_N, labels_NS, skips_NS)
     ends_N2 = (2 * target_lengths_N.long())[:, None] - torch.arange(2, device=device)
-    end_scores_N2 = score_NS.gather(1, ends_N2.clamp(min=0)).masked_fill(ends_N2 < 0, -torch.inf)
-    score_N, last_N = end_scores_N2.max(dim=1)
-    state_N = ends_N2.gather(1, last_N[:, None])[:, 0].clamp(min=0)
-    first_NS = first_frames(steps_NTS, lengths_N, state_N)
+    with torch.cuda.device_of(log_probs_NTV):  # fused kernels run on the current device
+        forward, first_frames = _functions(log_probs_NTV)
+        steps_NTS, score_NS = forward(log_probs_NTV, lengths_N, labels_NS, skips_NS)
+        end_scores_N2 = score_NS.gather(1, ends_N2.clamp(min=0))
+        score_N, last_N = end_scores_N2.masked_fill(ends_N2 < 0, -torch.inf).max(dim=1)
+        state_N = ends_N2.gather(1, last_N[:, None])[:, 0].clamp(min=0)
+        first_NS = first_frames(steps_NTS, lengths_N, state_N)
     frames_NU = torch.where(first_NS < frames, first_NS, 0)[:, 1::2]
     log_probs_NU = log_probs_NTV[torch.arange(batch, device=device)[:, None], frames_NU, targets_NU]
     return CtcAlignment(frames_NU, log_probs_NU, score_N)

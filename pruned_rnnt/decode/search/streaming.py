@@ -174,8 +174,12 @@ class StreamDecoder:
         self, features_NTF: Tensor, state: Rows, lengths: Tensor | None
     ) -> tuple[Tensor, Rows]:
         """The encoder's part of `chunk`: (N, C, E) float32, and its state."""
-        with torch.autocast(
-            self.device.type, self._precision, enabled=self._precision != torch.float32
+        # Fused kernels and CUDA graphs need the model's device to be the current one.
+        with (
+            torch.cuda.device_of(features_NTF),
+            torch.autocast(
+                self.device.type, self._precision, enabled=self._precision != torch.float32
+            ),
         ):
             if self.model.inference_graphs is not None:
                 encoded_NCE, after = self._graphs(self.encoder, features_NTF, state, lengths)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import subprocess
 from functools import cache
 from importlib.util import find_spec
 
@@ -10,7 +12,10 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.system.device import wait_for_triton
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.switched_kernels import ENCODERS, why_switched
+
+logger = logging.getLogger("pruned_rnnt")
 
 MODES = ("auto", "off")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,8 +50,18 @@ def use_own_function(*tensors: Tensor, differentiable: bool = True) -> bool:
 
 
 def _is_reachable(x: Tensor) -> bool:
+    if _INTERPRETED or not x.is_cuda:
+        return _INTERPRETED
     # Triton launches on the current device, whatever the device of the tensors.
-    return _INTERPRETED or (x.is_cuda and x.device.index == torch.cuda.current_device())
+    if x.device.index == torch.cuda.current_device():
+        return True
+    _warn_of_device(x.device)
+    return False
+
+
+@cache
+def _warn_of_device(device: torch.device) -> None:
+    _warned(f"{device} is not the current device: call torch.cuda.set_device({device.index})")
 
 
 def set_mode(mode: str) -> None:
@@ -73,11 +88,14 @@ def kernel_report(device: torch.device) -> str:
 
 @cache
 def _obstacle() -> str:
-    """The reason why no kernel can run in this process; empty if kernels run."""
+    """The reason why no kernel can run in this process; empty if kernels run.
+
+    The first question puts a warning into the log. Memory that is short for a moment is an error.
+    """
     if find_spec("triton") is None:
-        return "Triton is not installed"
+        return _warned("Triton is not installed: run pip install triton")
     if reason := why_switched(ENCODERS, "cpu" if _INTERPRETED else "cuda"):
-        return reason
+        return reason  # a warning has said so
     wait_for_triton()
     try:
         from pruned_rnnt.model.kernels.swoosh import swoosh_forward
@@ -85,7 +103,19 @@ def _obstacle() -> str:
         device = "cpu" if _INTERPRETED else "cuda"
         swoosh_forward(torch.zeros(1, device=device), None, (4.0, 0.035, 0.08), torch.float32)
     # Triton compiles a kernel at its first call, which needs a C compiler and writable folders.
+    except subprocess.CalledProcessError:
+        return _warned(
+            "the C compiler fails that Triton calls, for a reason that stands above: install gcc "
+            "and the headers of Python (python3-dev)"
+        )
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        return f"Triton cannot compile them here ({reason[:100]})"
+        if is_out_of_memory(error):
+            raise
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _warned(f"the first kernel fails ({text[:200]})")
     return ""
+
+
+def _warned(reason: str) -> str:
+    logger.warning("the encoders run in plain torch, which can take four times as long: %s", reason)
+    return reason

@@ -2,8 +2,8 @@
 
 A library is one file for each device, `libpruned_rnnt_cpu.so` and `libpruned_rnnt_cuda.so`, in a
 folder `lib` of the installed package; an editable install may have several package folders, and
-all are searched. `build_notes.txt` in the same folder lists the libraries that were built, and for
-others the reason.
+all are searched. `build_notes.txt` in the same folder lists the libraries that were built, for
+others the reason, and from what they were built.
 Environment:
     PRUNED_RNNT_BACKEND      auto (default): compiled kernels if there are any, else plain torch;
                              native: raise if a library for this machine is missing;
@@ -13,11 +13,14 @@ Environment:
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
+import shlex
 import struct
 import sys
 import warnings
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -48,6 +51,9 @@ CUDA_ONLY = frozenset(
         "packed_log_probs",
     ]
 )
+
+# Beside the package in a checkout only.
+_SOURCES = Path(__file__).parents[3] / "csrc"
 
 # Of a 64-bit file: the place of its section headers, which are at the end, their size and number.
 _ELF_HEADER = struct.Struct("<40xQ10xHH2x")
@@ -81,15 +87,75 @@ def library_file(device: str) -> Path | None:
     return next((path for path in files if path.is_file()), None)
 
 
+def _build_notes(folder: Path) -> dict[str, str]:
+    """The notes beside the libraries by name, which csrc/CMakeLists.txt writes; empty without."""
+    file = folder / "build_notes.txt"
+    if not file.is_file():
+        return {}
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return {name: note for name, _, note in (line.partition(": ") for line in lines)}
+
+
 def _build_note(device: str) -> str:
     for folder in library_folders():
-        notes = folder / "build_notes.txt"
-        if notes.is_file():
-            for line in notes.read_text().splitlines():
-                name, _, note = line.partition(": ")
-                if name == device and note != "built":
-                    return note
-    return f"no library in {', '.join(map(str, library_folders()))}"
+        note = _build_notes(folder).get(device, "built")
+        if note != "built":
+            return note
+    reason = f"no library in {', '.join(map(str, library_folders()))}"
+    if os.environ.get("PRUNED_RNNT_LIBRARY_DIR"):
+        return reason
+    return f"{reason}: when it was installed, there was no compiler, or no torch yet"
+
+
+def _driver_obstacle(toolkit: str) -> str:
+    """Why this machine's driver runs nothing that a version of the CUDA toolkit compiled; empty if
+    it does. This starts no CUDA context."""
+    major, driver = toolkit.partition(".")[0], _driver_version()
+    if not major.isdigit() or not 0 < driver // 1000 < int(major):
+        return ""
+    return (
+        f"it was compiled with CUDA {toolkit}, and the driver has only CUDA "
+        f"{driver // 1000}.{driver % 1000 // 10}: update the driver, or compile it with that CUDA"
+    )
+
+
+def _driver_version() -> int:
+    """1000 times the major version of CUDA that the driver has, and more; 0 without a driver."""
+    version: int = getattr(torch._C, "_cuda_getDriverVersion", int)()
+    return version
+
+
+@cache
+def _warn_of_other_sources(folder: Path) -> None:
+    """A warning if the libraries of a folder were not compiled from the sources of this checkout.
+
+    Reading all sources takes several milliseconds, so it happens only if one is newer than the
+    build.
+    """
+    notes = _build_notes(folder)
+    if not _SOURCES.is_dir() or "source" not in notes:
+        return
+    try:
+        paths = [x for x in _SOURCES.rglob("*") if x.suffix in (".cpp", ".h", ".cu", ".cuh")]
+        if all(path.stat().st_mtime < int(notes["configured"]) for path in paths):
+            return
+        source = _digest(paths)
+    except (OSError, KeyError, ValueError) as error:
+        logger.debug("%s and %s are not compared: %r", folder, _SOURCES, error)
+        return
+    if source != notes["source"]:
+        warnings.warn(
+            f"the kernels of pruned_rnnt in {folder} were compiled from other sources than those "
+            f"in {_SOURCES}, and may fail or be wrong; compile them again: {_build_command()}",
+            stacklevel=2,
+        )
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    """The digest of sources that csrc/CMakeLists.txt notes."""
+    names = sorted(str(path.relative_to(_SOURCES)) for path in paths)
+    lines = [f"{x} {hashlib.sha256((_SOURCES / x).read_bytes()).hexdigest()}\n" for x in names]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _load(device: str) -> str | None:
@@ -104,6 +170,11 @@ def _load(device: str) -> str | None:
     try:
         if missing := _missing_bytes(path):
             return f"{path} does not load: its last {missing:,} bytes are missing; install it again"
+        if device == "cuda":
+            toolkit = _build_notes(path.parent).get("toolkit", "")
+            if obstacle := _driver_obstacle(toolkit):
+                return f"{path} does not load: {obstacle}"
+        _warn_of_other_sources(path.parent)
         torch.ops.load_library(str(path))
     except OSError as error:
         return f"{path} does not load: {error}"
@@ -154,12 +225,33 @@ def load_native() -> None:
 def _advice(device: str, reason: str) -> str:
     """The warning for a missing library, with the command that builds it."""
     tools = "a C++ compiler" if device == "cpu" else "nvcc"
-    torch_folder = Path(torch.__file__).parent
+    where = "" if _SOURCES.is_dir() else ", in pruned_rnnt's source folder"
+    options = "" if _driver_version() else "CMAKE_ARGS=-DPRUNED_RNNT_CUDA=OFF "
     return (
         f"pruned_rnnt runs plain torch on {device}, several times slower than its compiled kernels "
-        f"({reason}). To build them, have {tools} on the path and run, in pruned_rnnt's source "
-        f"folder: PRUNED_RNNT_REQUIRE_NATIVE=1 PRUNED_RNNT_TORCH_DIR={torch_folder} pip install "
-        "--force-reinstall --no-deps . (PRUNED_RNNT_BACKEND=fallback silences this warning)"
+        f"({reason}). To build them, have {tools} on the path and run{where}: "
+        f"{_build_command(options)} (PRUNED_RNNT_BACKEND=fallback silences this warning)"
+    )
+
+
+def _build_command(options: str = "") -> str:
+    """The shell command that compiles the libraries for this interpreter.
+
+    A checkout stays an editable installation, and another package is replaced. options: variables
+    for an installation that requires the libraries, which scripts/setup.sh does not.
+    """
+    checkout = _SOURCES.parent
+    if Path(sys.prefix) == checkout / ".venv":
+        return f"bash {shlex.quote(str(checkout / 'scripts/setup.sh'))}"
+    replaced = "--force-reinstall ."
+    if _SOURCES.is_dir():
+        replaced = f"--editable {shlex.quote(str(checkout))}"
+    torch_folder, python = (
+        shlex.quote(str(x)) for x in (Path(torch.__file__).parent, sys.executable)
+    )
+    return (
+        f"{options}PRUNED_RNNT_REQUIRE_NATIVE=1 PRUNED_RNNT_TORCH_DIR={torch_folder} "
+        f"{python} -m pip install --no-deps {replaced}"
     )
 
 

@@ -5,15 +5,20 @@ The command line imports it without torch.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pruned_rnnt.config.checks import check_at_least, check_choices, check_fractions
+from pruned_rnnt.system.switched_kernels import driver
 from pruned_rnnt.train.engine.loggers import LOGGERS
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 # Number of checkpoints that `pruned-rnnt average` without --last and decode.checkpoint=average use.
 AVERAGED_CHECKPOINTS = 3
@@ -132,4 +137,15 @@ def pick_device(config: TrainConfig, local_rank: int = 0) -> torch.device:
         )
     if config.device != "cpu" and torch.cuda.is_available():
         return torch.device("cuda", local_rank)
+    if config.device == "auto" and torch.version.cuda is None and driver():
+        _warn_of_torch_without_cuda(torch.__version__)
     return torch.device("cpu")
+
+
+@functools.cache  # once in a process
+def _warn_of_torch_without_cuda(version: str) -> None:
+    logger.warning(
+        "this machine has an NVIDIA driver, but torch %s has no CUDA, so the CPU does the work: "
+        "install a torch with CUDA, or pass train.device=cpu",
+        version,
+    )
