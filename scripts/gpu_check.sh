@@ -3,8 +3,8 @@
 #   tests      the tests that need the device
 #   sanitizer  a memory and a race check of all kernels, if compute-sanitizer is installed
 #   benchmark  the benchmark table, appended to its results
-# or those named as arguments. Installs nothing; needs torch with CUDA, nvcc, cmake,
-# ninja, pytest and hypothesis for the python3 on the path.
+# or those named as arguments. Installs nothing; needs torch with CUDA, nvcc, cmake, ninja, and the
+# packages of the extra `dev` for the python3 on the path.
 #   BUILD   the build folder (default build/gpu)
 #   OUT     folder for logs and a copy of the results (default: the build folder)
 #   SHAPES  an .npz with arrays `frames` and `tokens`, for the batches of real utterances
@@ -26,8 +26,7 @@ status=0
 for part in ${@:-tests sanitizer benchmark}; do
   case "$part" in
     tests)
-      python3 -m pytest -q -m gpu -p no:cacheprovider --durations=10 --tb=short \
-        tests/cuda tests/loss tests/ops tests/compat tests/model tests/cells 2>&1 |
+      python3 -m pytest -q -m gpu -p no:cacheprovider --durations=10 --tb=short tests 2>&1 |
         tee "$logs/tests.log" | tail -n 60 || status=1
       ;;
     sanitizer)

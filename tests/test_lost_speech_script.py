@@ -145,7 +145,7 @@ def test_conditions_keep_words_and_speakers() -> None:
 
 
 def test_steps_of_padding_and_selected_conditions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tiny(tmp_path / "model", make_tokenizer())
     monkeypatch.setattr(lost_speech, "read_utterances", lambda *_: [spoken(0.5)])
@@ -154,6 +154,10 @@ def test_steps_of_padding_and_selected_conditions(
     lost_speech.main([str(model), "--data", "data", *options])
     names = [json.loads(line)["condition"] for line in rows.read_text().splitlines()]
     assert names == [f"{seconds} s of zeros before" for seconds in ("0.5", "1", "1.5", "2")]
-    for wrong in (["--padding-step", "0"], ["--chunk", "8"]):
+    for wrong, message in (
+        (["--padding-step", "0"], "--padding-step is 0.0, needs more than 0"),
+        (["--chunk", "8"], "--chunk and --left need --live"),
+    ):
         with pytest.raises(SystemExit):
             lost_speech.main([str(model), "--data", "data", *wrong])
+        assert message in capsys.readouterr().err

@@ -216,9 +216,12 @@ def test_a_failed_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [row["failed"] != 0 for row in rows] == [True, True]
 
 
-def test_training_without_shapes_is_refused(tmp_path: Path) -> None:
+def test_training_without_shapes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         cold_start(["train", "--folder", str(tmp_path)])
+    assert "needs --shapes" in capsys.readouterr().err
 
 
 @pytest.mark.slow

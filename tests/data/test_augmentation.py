@@ -137,10 +137,16 @@ def test_warp_frequency_by_one_changes_nothing(features_TF: torch.Tensor) -> Non
 
 @pytest.mark.parametrize("snr_db", [0.0, 10.0, 30.0])
 def test_noise_has_the_wanted_level(snr_db: float, features_TF: torch.Tensor) -> None:
-    noisy = add_noise(features_TF, snr_db, np.random.default_rng(1))
-    added = (noisy.double().exp() - features_TF.double().exp()).sum()
-    ratio_db = (features_TF.double().exp().sum() / added).log() / LOG_ENERGY_PER_DB
-    assert ratio_db.item() == pytest.approx(snr_db, abs=0.2)
+    config = AugmentationConfig(
+        noise_probability=1.0, noise_snr_db=(snr_db, snr_db), spec_augment=NO_SPEC_AUGMENT
+    )
+    for noisy in (
+        add_noise(features_TF, snr_db, np.random.default_rng(1)),
+        FeatureAugmenter(config, seed=1)(features_TF, epoch=0, cut_id="a"),
+    ):
+        added = (noisy.double().exp() - features_TF.double().exp()).sum()
+        ratio_db = (features_TF.double().exp().sum() / added).log() / LOG_ENERGY_PER_DB
+        assert ratio_db.item() == pytest.approx(snr_db, abs=0.2)
 
 
 def test_limit_band_is_like_a_recording_at_a_lower_rate() -> None:
@@ -163,6 +169,34 @@ def test_band_limit_is_drawn_per_utterance(features_TF: torch.Tensor) -> None:
         for cut in range(40)
     ]
     assert 10 < sum(changed) < 30
+
+
+def test_band_limit_has_the_frequency_of_the_settings(features_TF: torch.Tensor) -> None:
+    config = AugmentationConfig(
+        band_limit_probability=1.0, band_limit_hz=(2500.0, 2500.0), spec_augment=NO_SPEC_AUGMENT
+    )
+    expected_F, found_F = (
+        (features_TF - limited_TF).mean(0) > 1.0
+        for limited_TF in (
+            limit_band(features_TF, 2500.0, np.random.default_rng(1)),
+            FeatureAugmenter(config, seed=1)(features_TF, epoch=0, cut_id="a"),
+        )
+    )
+    assert torch.equal(found_F, expected_F)
+    assert 10 < int(found_F.sum()) < 70
+
+
+def test_tilt_is_a_line_over_the_bins(features_TF: torch.Tensor) -> None:
+    config = AugmentationConfig(tilt_db=12.0, spec_augment=NO_SPEC_AUGMENT)
+    tilts_db = []
+    for cut in range(10):
+        out_TF = FeatureAugmenter(config, seed=3)(features_TF, epoch=0, cut_id=str(cut))
+        difference_F = (out_TF - features_TF).mean(0) / LOG_ENERGY_PER_DB
+        tilts_db.append(float(difference_F[-1] - difference_F[0]))
+        line_F = torch.linspace(-0.5, 0.5, 80) * tilts_db[-1]
+        torch.testing.assert_close(difference_F, line_F, rtol=0, atol=1e-4)
+    assert -12.0 <= min(tilts_db) < -4.0
+    assert 4.0 < max(tilts_db) <= 12.0
 
 
 def test_volume_is_a_gain(features_TF: torch.Tensor) -> None:

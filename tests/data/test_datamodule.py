@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -242,6 +243,20 @@ def test_noise_cuts_are_mixed_in(corpus: Path, tmp_path: Path) -> None:
     for row in mixed:
         assert row[2:] == plain[row[0]][2:]
         assert row[1] > plain[row[0]][1]
+
+    def energy(augmentation: AugmentationConfig) -> float:
+        loader = DataModule(config(corpus, augmentation=augmentation)).train_loader()
+        return sum(
+            features_TF[:frames].double().exp().sum().item()
+            for batch in loader
+            for features_TF, frames in zip(
+                batch.features_NTF, batch.feature_lengths_N.tolist(), strict=True
+            )
+        )
+
+    fainter = replace(mixing, noise_cuts_snr_db=(30.0, 30.0))
+    added, fainter_added = (energy(each) - energy(PLAIN) for each in (mixing, fainter))
+    assert 10 * math.log10(added / fainter_added) == pytest.approx(30, abs=1)
 
 
 def test_noise_is_mixed_in_with_its_probability(corpus: Path, tmp_path: Path) -> None:

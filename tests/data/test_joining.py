@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from pruned_rnnt.data.input.augmentation import LOG_ENERGY_PER_DB
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.data_config import (
     AugmentationConfig,
@@ -59,14 +60,17 @@ def test_groups_have_each_utterance_once_and_stay_short_enough() -> None:
 def test_utterances_are_unchanged_between_the_silences() -> None:
     rng = np.random.default_rng(0)
     parts = [torch.randn(30, 80) - 6, torch.randn(50, 80) - 6]
-    kinds = set()
+    kinds, pauses = set(), []
     for _ in range(30):
-        config = JoiningConfig(silence_probability=0.8, silence_seconds=1.0, pause_probability=0.8)
+        config = JoiningConfig(
+            silence_probability=0.8, silence_seconds=1.0, pause_probability=0.8, pause_seconds=0.6
+        )
         utterance = joined_utterances(parts, config, rng)
         ((before, after),) = silences_around([len(utterance.features_TF)], config, rng)
         joined, begins = with_silence(utterance, before, after, rng)
         for begin, part in zip(begins, parts, strict=True):
             assert torch.equal(joined[begin : begin + len(part)], part)
+        pauses.append(begins[1] - begins[0] - len(parts[0]))
         silence = joined[: begins[0]]
         assert len(silence) < 100
         assert silence.isfinite().all()
@@ -76,6 +80,21 @@ def test_utterances_are_unchanged_between_the_silences() -> None:
             digital = bool((silence == DIGITAL_SILENCE).all())
             kinds.add("digital" if digital else "faint" if level < -8 else "background")
     assert kinds == {"digital", "faint", "background"}
+    assert min(pauses) == 0
+    assert 30 < max(pauses) <= 60
+
+
+def test_each_joined_utterance_has_its_gain() -> None:
+    rng = np.random.default_rng(0)
+    parts = [torch.randn(30, 80) - 6, torch.randn(50, 80) - 6]
+    joined, begins = joined_utterances(parts, JoiningConfig(gain_db=6.0), rng)
+    gains_db = []
+    for begin, part in zip(begins, parts, strict=True):
+        difference_TF = (joined[begin : begin + len(part)] - part) / LOG_ENERGY_PER_DB
+        assert difference_TF.std() < 1e-4
+        gains_db.append(float(difference_TF.mean()))
+    assert all(0.01 < abs(gain_db) <= 6.0 for gain_db in gains_db)
+    assert abs(gains_db[0] - gains_db[1]) > 0.01
 
 
 def test_silence_fills_a_batch_to_one_length() -> None:

@@ -121,6 +121,15 @@ def small_batches(batches: list[Batch], most: float) -> int:
     return sum(len(batch) * max(batch.durations) < 0.8 * most for batch in batches)
 
 
+@pytest.mark.filterwarnings("ignore:Your 'buffer_size'")
+def test_utterances_are_read_as_far_as_the_buffer_reaches(outliers: Path) -> None:
+    loader = data_of(outliers, lazy=True, buffer_size=5, max_cuts=1).train_loader()
+    order = [cut.id for cut in loader.sampler.source]
+    ids = [batch.ids[0] for batch in loader]
+    assert sorted(ids) == sorted(order) != ids
+    assert max(order.index(name) - place for place, name in enumerate(ids)) <= 5
+
+
 @pytest.mark.parametrize("lazy", [False, True])
 def test_an_epoch_ends_with_full_batches(outliers: Path, lazy: bool) -> None:
     """What is left in buckets, of which each would have made a batch, is joined."""

@@ -12,12 +12,23 @@ import torch
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
-from pruned_rnnt.decode.fusion.build import FusionConfig, NeuralScorer, SymbolBonus
+from pruned_rnnt.decode.fusion.build import (
+    FusionConfig,
+    NeuralScorer,
+    SymbolBonus,
+    build_scorers,
+)
+from pruned_rnnt.decode.fusion.hotwords import HotwordScorer, read_hotwords
 from pruned_rnnt.decode.fusion.ngram import NgramScorer
+from pruned_rnnt.decode.fusion.ngram_files import read_word_ngram
+from pruned_rnnt.decode.fusion.word_scorer import WordNgramScorer
+from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.states import TokenScorer
+from pruned_rnnt.decode.search.tdt_beam import TdtBeamSearch
 from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.speech_model import TransducerModel
 from tests.decode.search_model import (
+    UNKNOWN,
     VOCAB,
     all_sequences,
     encoded,
@@ -204,3 +215,49 @@ def test_fusion_needs_the_tokenizer_and_the_language_model() -> None:
     tokenizer = train_tokenizer(["abc"], TokenizerConfig(kind="char", vocab_size=30))
     with pytest.raises(ValueError, match=r"decode\.fusion\.lm is runs/lm, .* language_model="):
         build_search(make_model(), config, tokenizer)
+
+
+@torch.inference_mode()
+def test_settings_reach_the_scorers(tmp_path: Path) -> None:
+    """All away from the defaults."""
+    ngram, texts, hotwords = (tmp_path / name for name in ("lm.arpa", "texts.txt", "hotwords.txt"))
+    ngram.write_text(ARPA)
+    texts.write_text("ab ba\nab\n")
+    hotwords.write_text("ab\n")
+    tokenizer = train_tokenizer(["ab ba"], TokenizerConfig(kind="char"))
+    symbols, lm = tokenizer.symbols, make_lm(len(tokenizer))
+    config = FusionConfig(
+        ngram=str(ngram), ngram_scale=0.7, word_texts=str(texts), word_scale=0.9, word_unknown=0.2,
+        lm="runs/lm", lm_scale=0.6, hotwords=str(hotwords), hotword_bonus=2.5, symbol_bonus=0.4,
+    )  # fmt: skip
+    expected: list[TokenScorer] = [
+        NgramScorer(ngram, symbols, 0.7),
+        WordNgramScorer(read_word_ngram("", str(texts)), symbols, scale=0.9, unknown=0.2),
+        NeuralScorer(lm, 0.6),
+        HotwordScorer(read_hotwords(hotwords, tokenizer, 2.5), len(symbols)),
+        SymbolBonus(0.4, len(symbols)),
+    ]
+    for got, wanted in zip(build_scorers(config, tokenizer, lm), expected, strict=True):
+        state, other = (each.start(1, torch.device("cpu")) for each in (got, wanted))
+        torch.testing.assert_close(got.scores(state), wanted.scores(other))
+        torch.testing.assert_close(got.final(state), wanted.final(other))
+
+
+@pytest.mark.parametrize("durations", [(), (0, 1, 2)])
+@torch.inference_mode()
+def test_settings_reach_the_search(durations: tuple[int, ...]) -> None:
+    """Scores that are not normalised, an internal model, and symbols in a frame."""
+    model = make_model(hat=not durations, durations=durations)
+    own = {"max_symbols_per_frame": 1} if durations else {}
+    fusion = FusionConfig(ilm_scale=0.0 if durations else 0.3)
+    options = {"beam_size": 3, "num_best": 3, "length_norm": False, **own}
+    config = DecodeConfig(method="modified_beam", fusion=fusion, **options)
+    kind = TdtBeamSearch if durations else ModifiedBeamSearch
+    if fusion.ilm_scale:
+        options["ilm_scale"] = fusion.ilm_scale
+    batch = encoded([9, 15, 4, 12])
+    expected = kind(model, silent_symbols=[UNKNOWN], **options)(*batch)
+    assert build_search(model, config)(*batch) == expected
+    for name in options:
+        others = {key: value for key, value in options.items() if key != name}
+        assert kind(model, silent_symbols=[UNKNOWN], **others)(*batch) != expected, name

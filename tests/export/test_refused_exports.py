@@ -34,6 +34,7 @@ def test_a_refused_export_to_nemo_keeps_the_earlier_archive(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "run"]
 
 
+@pytest.mark.usefixtures("without_programs")
 def test_an_export_replaces_the_files_of_an_earlier_one_alone(run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "exported"
     folder.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from pathlib import Path
 
@@ -25,9 +26,9 @@ ENCODER = zipformer_of_icefall(causal=True)
 SYMBOLS = ["<blk>", "<sos/eos>", "<unk>", "▁SO", "▁IT", "S", "ED"]
 
 
-def make_model(context_size: int = 2, ctc_scale: float = 0.2) -> TransducerModel:
+def make_model(context_size: int = 2, ctc_scale: float = 0.2, seed: int = 0) -> TransducerModel:
     predictor = PredictorConfig(dim=8, context_size=context_size)
-    return tiny_model(ENCODER, len(SYMBOLS), predictor=predictor, ctc_scale=ctc_scale)
+    return tiny_model(ENCODER, len(SYMBOLS), predictor=predictor, ctc_scale=ctc_scale, seed=seed)
 
 
 def write_tokens(path: Path, symbols: list[str]) -> Path:
@@ -113,6 +114,27 @@ def test_export_writes_the_files_of_the_recipe(
     assert (folder / "tokens.txt").is_file()
     assert main(["export", str(run), "--format", "icefall", "--int8"]) == EXIT_USAGE
     assert "--int8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["import", "import-icefall"])
+def test_steps_since_an_earlier_checkpoint_are_averaged(
+    command: str, tmp_path: Path, tokens: Path
+) -> None:
+    """The later file holds an object of a class, for which it has to be trusted."""
+    early, late = tmp_path / "checkpoint-3.pt", tmp_path / "checkpoint-7.pt"
+    for path, step, seed in ((early, 3, 1), (late, 7, 2)):
+        state = to_icefall_state(make_model(seed=seed))
+        saved = {"model": state, "model_avg": state, "batch_idx_train": step}
+        torch.save({**saved, "params": argparse.Namespace() if path == late else None}, path)
+    run = tmp_path / "run"
+    output = [str(run)] if command == "import" else ["--output", str(run)]
+    options = ["--tokens", str(tokens), "--since", str(early)]
+    assert main([command, str(late), *output, *options]) == EXIT_FAILED
+    assert main([command, str(late), *output, *options, "--trust"]) == 0
+    expected = read_icefall(late, early, trust=True)
+    imported = to_icefall_state(load_model(run_config(run)).model)
+    for name, value in expected.items():
+        torch.testing.assert_close(imported[name], value, msg=name)
 
 
 def test_parameters_that_do_not_fit_are_reported(

@@ -114,7 +114,6 @@ def test_inputs_without_gradient(name, device) -> None:
     torch.testing.assert_close(plain, losses(*inputs).detach())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", MARKED_NAMES)
 def test_compiles_in_one_graph(name, device) -> None:

@@ -77,7 +77,7 @@ def test_parameters_are_restored_and_copies_have_their_own(
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out_NTE, _ = encoder(torch.randn(1, 31, 16), torch.tensor([31]))
         silent_NTE, _ = twin(torch.randn(1, 31, 16), torch.tensor([31]))
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match="expected input with shape"):
             encoder.layers[0](torch.randn(1, 5, 7), *[torch.zeros(1)] * 2, (out_NTE, out_NTE))
     assert float(out_NTE.detach().abs().max()) > 0
     assert float(silent_NTE.detach().abs().max()) == 0

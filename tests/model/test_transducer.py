@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt import PrunedTransducerLoss, rnnt_loss, rnnt_loss_tdt
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import ModelLosses, TransducerModel
 from tests.tiny_models import tiny_conformer, tiny_model
@@ -77,10 +80,70 @@ def test_every_parameter_gets_a_gradient(loss: dict[str, object]) -> None:
         assert parameter.grad.abs().max() > 0, name
 
 
+OF_BOTH_KINDS = [
+    {"rnnt_type": "modified"},
+    {"hat": True},
+    {"delay_penalty": 0.3},
+    {"fastemit_lambda": 0.2},
+    {"sigma": 0.05, "durations": (0, 1, 2)},
+]
+OF_PRUNED_ALONE = [
+    {"s_range": 3},
+    {"lm_only_scale": 0.1},
+    {"am_only_scale": 0.7},
+    {"exact_bounds": True, "s_range": 2},
+]
+
+
+def loss_by_hand(model: TransducerModel, **options: Any) -> Tensor:
+    """The loss of the batch with these options, without those of `model`."""
+    features, lengths, targets, target_lengths = make_batch()
+    encoded, frames = model.encode(features, lengths)
+    texts = targets, frames.int(), target_lengths.int()
+    predicted = model.predictor.forward_targets(targets)
+    joiner = model.joiner
+    if model.pruned_loss is not None:
+        widths = encoded.shape[2], predicted.shape[2], VOCAB
+        loss = PrunedTransducerLoss(joiner, *widths, reduction="sum", **options).eval()
+        loss.load_state_dict(model.pruned_loss.state_dict())
+        found: Tensor = loss(encoded, predicted, *texts).loss
+        return found
+    am, lm = joiner.encoder_proj(encoded)[:, :, None], joiner.decoder_proj(predicted)[:, None]
+    if "durations" in options:
+        return rnnt_loss_tdt(*joiner.with_durations(am, lm), *texts, reduction="sum", **options)
+    return rnnt_loss(joiner(am, lm), *texts, reduction="sum", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("full", options) for options in OF_BOTH_KINDS]
+    + [("pruned", options) for options in OF_BOTH_KINDS + OF_PRUNED_ALONE],
+)
+def test_each_setting_reaches_the_loss(kind: str, options: dict[str, Any]) -> None:
+    """Values and gradients, because FastEmit changes the gradients alone."""
+    model = make_model(kind=kind, ctc_scale=0.0, **options).eval()
+    setting, *others = options
+    without = {name: options[name] for name in others}
+    losses = (
+        model(*make_batch(), 5000).objective,
+        loss_by_hand(model, **options),
+        loss_by_hand(model, **without),
+    )
+    weight = model.joiner.output_linear.weight
+    got, expected, other = (
+        torch.cat([loss.view(1), torch.autograd.grad(loss, weight)[0].flatten()]) for loss in losses
+    )
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
+    assert not torch.allclose(got, other, rtol=1e-4, atol=1e-3), setting
+
+
 def test_scales_follow_the_step() -> None:
     model = make_model(ctc_scale=0.0, warm_up_steps=100).eval()
     start = model(*make_batch(), 0)
     torch.testing.assert_close(start.total, start.parts["simple"] + 0.1 * start.parts["pruned"])
+    middle = model(*make_batch(), 50)
+    wanted = 0.75 * middle.parts["simple"] + 0.55 * middle.parts["pruned"]
+    torch.testing.assert_close(middle.total, wanted)
     end = model(*make_batch(), 100)
     torch.testing.assert_close(end.total, 0.5 * end.parts["simple"] + end.parts["pruned"])
 

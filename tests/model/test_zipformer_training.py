@@ -215,7 +215,10 @@ def test_cast_parameters_are_restored_after_an_error(monkeypatch: pytest.MonkeyP
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(layer_module.Bypass, "forward", fail)
-    with pytest.raises(RuntimeError), torch.autocast("cpu", dtype=torch.bfloat16):
+    with (
+        pytest.raises(RuntimeError, match="out of memory"),
+        torch.autocast("cpu", dtype=torch.bfloat16),
+    ):
         encoder(batch, lengths)
     assert all(parameter.is_leaf for parameter in encoder.parameters())
 

@@ -116,6 +116,13 @@ def valid_calls(device: str) -> dict[str, list[Call]]:
     return ends
 
 
+def calls_or_skip(device: str) -> dict[str, list[Call]]:
+    calls = valid_calls(device)
+    if not calls:
+        pytest.skip(f"no compiled kernels for {device}")
+    return calls
+
+
 def moved(x: object, device: str) -> object:
     if isinstance(x, list):
         return [moved(item, device) for item in x]
@@ -211,11 +218,9 @@ def error_of(run: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_wrong_tensors_are_refused(device) -> None:
-    calls = valid_calls(device)
+    calls = calls_or_skip(device)
     if device == "cuda":
         calls |= step_calls(device)
-    if not calls:
-        pytest.skip(f"no compiled kernels for {device}")
     errors = {
         (op, name, change): error_of(run)
         for op, ends in calls.items()
@@ -225,8 +230,9 @@ def test_wrong_tensors_are_refused(device) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
     assert [key for key, error in errors.items() if not error] == []
-    # Of this library, not of the dispatcher or a kernel.
-    assert all("pruned_rnnt" in x or key[0] in x for key, x in errors.items())
+    # Of a contract, not of the dispatcher; on CUDA also of a kernel's host function.
+    source = "arguments.h" if device == "cpu" else "csrc"
+    assert [key for key, error in errors.items() if source not in error] == []
     assert len(errors) > 1000
 
 
@@ -243,7 +249,7 @@ FREE_NUMBERS = {
 @pytest.mark.parametrize("device", DEVICES)
 def test_wrong_numbers_are_refused(device) -> None:
     accepted = []
-    for op, ends in valid_calls(device).items():
+    for op, ends in calls_or_skip(device).items():
         arguments = getattr(torch.ops.pruned_rnnt, op).default._schema.arguments
         given = [moved(x, device) for x in (*ends[-1].inputs, *ends[-1].outputs)]
         for place, argument in enumerate(arguments):
@@ -271,7 +277,7 @@ def test_row_splits_on_the_cpu_have_the_rows_of_the_lengths(splits) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_valid_calls_are_accepted(device) -> None:
-    for call in (call for ends in valid_calls(device).values() for call in ends):
+    for call in (call for ends in calls_or_skip(device).values() for call in ends):
         given = [moved(x, device) for x in (*call.inputs, *call.outputs)]
         getattr(torch.ops.pruned_rnnt, call.op)(*given)
     if device == "cuda":

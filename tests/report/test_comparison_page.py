@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pruned_rnnt.cli import main
+from pruned_rnnt.cli.command import EXIT_USAGE
 from pruned_rnnt.decode.scoring.error_rates import count_errors
 from pruned_rnnt.decode.scoring.significance import paired_difference
+from pruned_rnnt.report import report_command
 from pruned_rnnt.report.report_command import ReportOptions, make_report
 from pruned_rnnt.system.usage_errors import UsageError
 from tests.report import run_folders as runs
@@ -54,3 +57,21 @@ def test_results_of_one_run_are_compared(run: Path) -> None:
     assert page.find("h1")[0].text == "greedy-step-00000004 and modified_beam-step-00000004"
     with pytest.raises(UsageError, match=r"matches 'fast.*it has .*greedy-step-00000004"):
         make_report(run, options=ReportOptions(result="fast*"))
+
+
+def test_options_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Path, Path | None, ReportOptions]] = []
+
+    def make(run: Path, other: Path | None, options: ReportOptions, **_: object) -> None:
+        seen.append((run, other, options))
+        raise UsageError("seen")
+
+    monkeypatch.setattr(report_command, "make_report", make)
+    results = ["--result", "greedy*", "--other", "b", "--other-result", "modified*"]
+    sizes = ["--utterances", "3", "--megabytes", "2", "--no-audio", "--no-pictures"]
+    assert main(["report", "a", *results, *sizes]) == EXIT_USAGE
+    options = ReportOptions(
+        result="greedy*", other_result="modified*", utterances=3, megabytes=2.0,
+        audio=False, pictures=False,
+    )  # fmt: skip
+    assert seen == [(Path("a"), Path("b"), options)]

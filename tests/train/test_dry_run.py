@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.cli.command import EXIT_FAILED
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.model.speech_model import ModelLosses
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.tasks import dry_run
 from pruned_rnnt.train.tasks.dry_run import MEASURES, DryRun, search_largest
 from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
@@ -173,3 +174,19 @@ def test_find_max_duration_on_a_gpu(
     assert main(small) == EXIT_FAILED
     assert "not even data.max_duration=" in capsys.readouterr().out
     assert torch.cuda.memory_allocated() < before + 2**28
+
+
+@pytest.mark.parametrize("search", [[], ["--find-max-duration", "--memory-limit", "1"]])
+def test_as_many_batches_are_searched_as_the_option_says(
+    search: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int] = []
+
+    def scan(self: DryRun, max_duration: float, limit: int) -> None:
+        limits.append(limit)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(DryRun, "scan", scan)
+    options = ["--dry-run", "--scan-batches", "7", *search]
+    assert main(["train", *options, *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_USAGE
+    assert limits == [7]

@@ -163,6 +163,7 @@ def test_run_continues_bit_for_bit(tmp_path: Path, kind: str) -> None:
 
 def test_loss_and_learning_rate_are_those_of_plain_torch(tmp_path: Path) -> None:
     """Without dropout, average and schedule, the steps are those of a hand-written loop."""
+    limit = 0.01
     batches = [[x, x.sum(dim=1, keepdim=True)] for x in torch.randn(4, 5, 3).unbind()]
     ours, theirs = new_net().double().eval(), new_net().double().eval()
     batches = [[each.double() for each in batch] for batch in batches]
@@ -173,7 +174,8 @@ def test_loss_and_learning_rate_are_those_of_plain_torch(tmp_path: Path) -> None
             {"params": ours.layers[3].parameters(), "lr": 0.02},
         ]
     )
-    trainer(tmp_path, 4, model=ours, batches=batches, optimiser=optimiser, schedule=CONSTANT).run()
+    settings = {"optimiser": optimiser, "schedule": CONSTANT, "clip_norm": limit}
+    trainer(tmp_path, 4, model=ours, batches=batches, **settings).run()
     plain = torch.optim.SGD(
         [
             {"params": theirs.layers[0].parameters(), "lr": 0.1},
@@ -183,6 +185,7 @@ def test_loss_and_learning_rate_are_those_of_plain_torch(tmp_path: Path) -> None
     for batch in batches:
         plain.zero_grad()
         loss(theirs, batch, 0).mean().backward()
+        assert nn.utils.clip_grad_norm_(theirs.parameters(), limit) > limit
         plain.step()
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pruned_rnnt.data.input.augmentation import FeatureAugmenter
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -70,6 +71,16 @@ def test_lattice_bound_counts_both_views(corpus: Path, tmp_path: Path) -> None:
     task = task_of(config)
     sizes = [task.shapes(batch)["lattice_nodes"] for batch in task.train_loader()]
     assert 300 < max(sizes) <= 600
+
+
+def test_mask_factor_is_that_of_the_settings(corpus: Path, tmp_path: Path) -> None:
+    config = tiny_experiment(corpus, tmp_path, *VIEWS, "loss.cr_ctc_mask_factor=1.7")
+    found = task_of(config).train_loader().dataset.augmenter
+    assert found is not None
+    wanted = FeatureAugmenter(found.config, seed=found.seed, view_mask_factor=1.7)
+    features_TF = torch.randn(300, 80)
+    views = [each.two_views(features_TF, epoch=0, cut_id="a") for each in (found, wanted)]
+    assert all(torch.equal(*pair) for pair in zip(*views, strict=True))
 
 
 def test_draws_are_those_of_the_epoch(corpus: Path, tmp_path: Path) -> None:

@@ -43,14 +43,7 @@ def decoded(encoder: EncoderConfig, decode: DecodeConfig) -> list[list[FinalText
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "decode",
-    [
-        DecodeConfig(),
-        # The states of a beam in streams: test_streams.py.
-        pytest.param(DecodeConfig(method="modified_beam"), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("decode", [DecodeConfig(), DecodeConfig(method="modified_beam")])
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_encoder_rests_in_digital_silence(
     encoder: EncoderConfig, decode: DecodeConfig, monkeypatch: pytest.MonkeyPatch

@@ -7,7 +7,8 @@ import json
 import signal
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,9 @@ from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID
 from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.export.model_file import load_model
+from pruned_rnnt.pretrained import load as load_module
+from pruned_rnnt.system.usage_errors import UsageError
+from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.live import microphone
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import AudioPiece, SegmentConfig, Segmenter
@@ -329,6 +333,33 @@ def test_ctrl_c_twice_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert source.read(10) == b""
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_options_reach_the_recogniser_and_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All away from the defaults."""
+    seen: dict[str, Any] = {}
+
+    def stream(**options: Any) -> None:
+        seen.update(options)
+        raise UsageError("seen")
+
+    def load(model: str, **options: Any) -> SimpleNamespace:
+        seen.update(options)
+        if model == "of files":
+            raise UsageError("seen")
+        return SimpleNamespace(model=None, stream=stream)
+
+    monkeypatch.setattr(load_module, "load", load)
+    lengths = ["--window", "7", "--shortest", "2", "--pause", "0.7", "--padding", "0.4"]
+    speech = ["--detector", "silero", "--lost-speech", "mark"]
+    assert main(["transcribe", "of files", "a.wav", *lengths, *speech]) == EXIT_USAGE
+    assert seen["segments"] == SegmentConfig(
+        window=7, shortest=2, pause=0.7, padding=0.4, detector="silero", lost_speech="mark"
+    )
+    live = ["--chunk", "8", "--left", "16", "--endpoint-pause", "0.9", "--endpoint-longest", "11"]
+    assert main(["transcribe", "live", "-", *live]) == EXIT_USAGE
+    assert (seen["chunk"], seen["left"]) == (8, 16)
+    assert seen["endpoints"] == EndpointConfig(pause=0.9, longest=11)
 
 
 @pytest.mark.parametrize("option", ["--chunk", "--left"])
