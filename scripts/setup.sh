@@ -16,7 +16,12 @@ if ! .venv/bin/python -c "$is_new_enough" 2>/dev/null; then
     echo "$python is not Python 3.11 or later: set PYTHON to one that is" >&2
     exit 1
   fi
-  "$python" -m venv --clear .venv
+  if [ -e .venv ]; then
+    old="$(mktemp -d .venv.old.XXXX)"
+    echo "moving .venv to $old: its Python does not start, or is older than 3.11" >&2
+    mv .venv "$old"
+  fi
+  "$python" -m venv .venv
 elif ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   .venv/bin/python -m ensurepip # as after a first run without Debian's python3-venv
 fi

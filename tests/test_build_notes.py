@@ -89,7 +89,7 @@ def test_a_library_of_other_sources_is_used_with_a_warning(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("toolkit", "driver", "reason"),
     [
-        ("13.0.88", 12080, "compiled with CUDA 13.0.88, and the driver has only CUDA 12.8"),
+        ("13.0.88", 12080, "compiled with CUDA 13.0.88, and the driver supports only CUDA 12.8"),
         ("13.2.1", 13000, "Could not load this library"),
         ("12.9.1", 13000, "Could not load this library"),
         ("13.0.88", 0, "Could not load this library"),  # no driver
@@ -121,13 +121,14 @@ def test_the_build_command_fits_the_installation(
 ) -> None:
     checkout = tmp_path / "a checkout"
     monkeypatch.setattr(native, "_SOURCES", checkout / "csrc")
+    monkeypatch.setattr(native, "_IS_CHECKOUT", False)
     monkeypatch.setattr(torch, "__file__", "/a user/torch/__init__.py")
     assert "PRUNED_RNNT_TORCH_DIR='/a user/torch' " in native._build_command()
     assert f"{sys.executable} -m pip install --no-deps --force-reinstall" in native._build_command()
     monkeypatch.setattr(native, "_driver_version", lambda: 0)
     advice = native._advice("cpu", "")
     assert " run, in pruned_rnnt's source folder: CMAKE_ARGS=-DPRUNED_RNNT_CUDA=OFF " in advice
-    (checkout / "csrc").mkdir(parents=True)
+    monkeypatch.setattr(native, "_IS_CHECKOUT", True)
     monkeypatch.setattr(native, "_driver_version", lambda: 13000)
     assert f" run: {native._build_command()} (PRUNED" in native._advice("cuda", "")
     assert native._build_command().endswith(f" --no-deps --editable '{checkout}'")

@@ -50,11 +50,13 @@ def test_setup_refuses_an_old_python(scripts: Path) -> None:
     assert not (scripts.parent / ".venv").exists()
 
 
-def test_setup_replaces_a_venv_of_an_old_python(scripts: Path) -> None:
+def test_setup_moves_a_venv_of_an_old_python_away(scripts: Path) -> None:
     program(scripts.parent / ".venv/bin/python", "exit 1")
     python = program(scripts.parent / "python", '[ "$1" = -c ] || { echo "called $*"; exit 3; }')
     result = run(scripts / "setup.sh", PYTHON=str(python))
-    assert (result.returncode, result.stdout) == (3, "called -m venv --clear .venv\n")
+    assert (result.returncode, result.stdout) == (3, "called -m venv .venv\n")
+    assert not (scripts.parent / ".venv").exists()
+    assert len(list(scripts.parent.glob(".venv.old.*/.venv/bin/python"))) == 1
 
 
 def test_setup_installs_a_pip_that_a_venv_lacks(scripts: Path) -> None:

@@ -15,6 +15,8 @@ import site
 import sysconfig
 from pathlib import Path
 
+_ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+
 
 def candidates() -> list[Path]:
     """Folders that may be an installed torch package, most trusted first."""
@@ -25,12 +27,14 @@ def candidates() -> list[Path]:
     names = [sysconfig.get_path(key) for key in ("platlib", "purelib")]
     found += [Path(name) / "torch" for name in (*names, site.getusersitepackages())]
     programs = [Path(entry) for entry in os.get_exec_path() if entry]
-    names = [os.environ.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    # conda's comes last, as its `base` may be active beside uv's `.venv`.
+    active, conda = ([Path(x)] if (x := os.environ.get(name)) else [] for name in _ACTIVE)
     for environment in (
-        *(Path(name) for name in names if name),
+        *active,
         *(folder.parent for folder in programs),
         Path(os.environ.get("PWD", ".")) / ".venv",
         Path(__file__).parents[2] / ".venv",
+        *conda,
     ):
         found += sorted(environment.glob("lib/python3.*/site-packages/torch"))
     return found

@@ -214,7 +214,7 @@ def parakeet_tdt_loss(**arguments: Any) -> Tensor:
 def _beside(labels: Tensor, logits: Tensor | JointInputs) -> Tensor:
     """The labels on the device of the logits, which the loss checks under their own name."""
     check_tensor("labels", labels)
-    return labels.to(getattr(logits, "device", labels.device))
+    return labels.to(logits.device) if isinstance(logits, (Tensor, JointInputs)) else labels
 
 
 def _given(

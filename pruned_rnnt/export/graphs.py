@@ -209,8 +209,8 @@ def write_onnx(graph: Graph, path: Path) -> None:
     size = sum(value.numel() * value.element_size() for value in values)
     if size > _MOST_BYTES:
         raise ExportError(
-            f"the {graph.name} has {size / 1e9:.1f} GB of parameters, and an ONNX file can hold "
-            f"{_MOST_BYTES / 1e9:.1f} GB: use --format torch"
+            f"the {graph.name} has {size / 1e9:.2f} GB of parameters, and an ONNX file can hold "
+            f"{_MOST_BYTES / 1e9:.2f} GB: use --format torch"
         )
 
     with warnings.catch_warnings(), torch.inference_mode(), _one_line_errors(graph):

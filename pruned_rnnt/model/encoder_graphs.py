@@ -46,8 +46,6 @@ from pruned_rnnt.system.switched_kernels import GRAPHS, why_switched
 logger = logging.getLogger(__name__)
 
 _WARM_UP_FRAMES = 64
-# More than a training captures whose shapes are kept, even if their grid changes twice.
-_MANY_CAPTURES = 1024
 
 
 class Captures(NamedTuple):
@@ -91,6 +89,7 @@ class EncoderGraphs:
         self._failed = False
         self._hooks = hooks_inside(encoder)
         self.captures = Captures(0, 0.0)
+        self._dropped = 0
 
     def __call__(
         self, features_NTF: Tensor, feature_lengths: Tensor, step: int = START
@@ -178,6 +177,7 @@ class EncoderGraphs:
         self._graphs[(key, self._conditions())] = captured
         if len(self._graphs) > MOST_SHAPES:
             self._graphs.popitem(last=False)
+            self._count_dropped()
         self._report(time.monotonic() - started)
         return captured
 
@@ -191,10 +191,15 @@ class EncoderGraphs:
                 *self.captures,
                 pool_bytes(self._pool) / 2**30,
             )
-        if self.captures.number == _MANY_CAPTURES:
+
+    def _count_dropped(self) -> None:
+        """Log once that shapes are captured again and again."""
+        self._dropped += 1
+        # Some drop graphs of a grid that is no longer used; see `TrainingShapes`.
+        if self._dropped == 4 * MOST_SHAPES:
             logger.warning(
                 "batches have more shapes than the %d whose CUDA graphs are kept, and capturing "
-                "one takes longer than running without: compare train.cuda_graphs=off, or let "
+                "one takes longer than running without: try train.cuda_graphs=off, or let "
                 "batches vary less (data.max_duration instead of limits on symbols or lattices)",
                 MOST_SHAPES,
             )

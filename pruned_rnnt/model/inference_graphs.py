@@ -85,7 +85,8 @@ class FrequentGraphs(Generic[_Captured]):
         parameter = next(encoder.parameters())
         if self._failed or not parameter.is_cuda:
             return None
-        # The encoder lists its parameters slowly; those of a replaced layer are gone.
+        # Listing the encoder's parameters is slow, so those of the last capture are looked at: one
+        # that was replaced is gone or has moved. A layer that wraps another is not noticed.
         known = [ref() for ref in self._parameters]
         addresses = [0 if p is None else p.data_ptr() for p in known]
         if not known or known[0] is not parameter or addresses != self._addresses:

@@ -86,8 +86,9 @@ class PredictorConfig(AnyPredictorConfig):
 
 
 class _Tables(NamedTuple):
-    """Of `context_tables`; and the weights that they were made of, what shows most changes of
-    these, and copies, because a change through `.data` shows in the values alone."""
+    """The result of `context_tables`, with what tells whether it is still valid: the weights that
+    it was made of, their addresses and versions, and copies of them, because only the values show
+    a change through `.data`."""
 
     tables: Tensor
     weights: list[Tensor]
@@ -113,7 +114,7 @@ class StatelessPredictor(Predictor):
             self.convolution = nn.Conv1d(
                 config.dim, config.dim, config.context_size, groups=config.dim // 4, bias=False
             )
-        self._tables: _Tables | None = None
+        self._kept_tables: _Tables | None = None
         self._clock = Clock()
         probability = _BALANCER_PROBABILITY if config.balancers else 0.0
         self.embedding_balancer = _balancer(self._clock, probability)
@@ -143,20 +144,22 @@ class StatelessPredictor(Predictor):
 
     def start(self, rows: int, device: torch.device) -> tuple[Tensor, State]:
         context_RC = self.start_context(rows, device)
-        return self._output(context_RC, is_first=True), (context_RC,)
+        if device.type == "cpu" and not self.training:
+            self.context_tables(compares_values=True)
+        return self._output(context_RC), (context_RC,)
 
     def step(self, symbols_R: Tensor, state: State) -> tuple[Tensor, State]:
         context_RC = torch.cat((state[0][:, 1:], symbols_R[:, None]), dim=1)
         return self._output(context_RC), (context_RC,)
 
-    def _output(self, context_RC: Tensor, is_first: bool = False) -> Tensor:
-        """Output (R, P) after the contexts, of a batch's first symbols or later ones.
+    def _output(self, context_RC: Tensor) -> Tensor:
+        """Output (R, P) after the contexts.
 
         A convolution of so few numbers takes the CPU many times as long as its sums.
         """
         tables = None
-        if not (context_RC.device.type != "cpu" or self.training or torch.is_grad_enabled()):
-            tables = self.context_tables(compares_values=is_first)
+        if context_RC.device.type == "cpu" and not self.training and not torch.is_grad_enabled():
+            tables = self.context_tables()
         if tables is None:
             after_RP: Tensor = self(context_RC)[:, 0]
             return after_RP
@@ -167,7 +170,7 @@ class StatelessPredictor(Predictor):
             summed_RP = summed_RP + tables[place][context_RC[:, place]]
         return torch.relu(summed_RP)
 
-    def context_tables(self, compares_values: bool = True) -> Tensor | None:
+    def context_tables(self, compares_values: bool = False) -> Tensor | None:
         """(C, V + 1, P): what each symbol at each place of the context adds to the output, which
         for a context of several symbols goes through a ReLU. The last row, that of -1, is zero.
 
@@ -176,13 +179,14 @@ class StatelessPredictor(Predictor):
         changes; it has no gradient.
 
         Args:
-            compares_values: also notice changes through `.data`, which takes longer.
+            compares_values: also notice changes through `.data`; this reads all weights, so only
+                `start` does, once a batch or stream.
         """
         weights = self._called_weights()
         if weights is None:
             return None
         versions = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
-        kept = self._tables
+        kept: _Tables | None = self.__dict__.get("_kept_tables")  # not in models pickled earlier
         if (
             kept is None
             or kept.versions != versions
@@ -190,7 +194,7 @@ class StatelessPredictor(Predictor):
             or (compares_values and not all(map(torch.equal, kept.copies, weights)))
         ):
             copies = [w.detach().clone() for w in weights]
-            kept = self._tables = _Tables(self._make_tables(), weights, versions, copies)
+            kept = self._kept_tables = _Tables(self._make_tables(), weights, versions, copies)
         return kept.tables
 
     def _called_weights(self) -> list[Tensor] | None:
@@ -198,11 +202,16 @@ class StatelessPredictor(Predictor):
         for name in _OWN_METHODS:
             if getattr(type(self), name) is not getattr(StatelessPredictor, name):
                 return None
-        found = [called_weight(self.embedding, nn.Embedding)]
+        layers: list[tuple[nn.Module, type[nn.Module]]] = [(self.embedding, nn.Embedding)]
         if self.convolution is not None:
-            found.append(called_weight(self.convolution, nn.Conv1d))
-        weights = [weight for weight in found if weight is not None]
-        return weights if len(weights) == len(found) and hook_of(self) is None else None
+            layers.append((self.convolution, nn.Conv1d))
+        weights = []
+        for layer, kind in layers:
+            weight = called_weight(layer, kind)
+            if weight is None:
+                return None
+            weights.append(weight)
+        return weights if hook_of(self) is None else None
 
     def _make_tables(self) -> Tensor:
         embedded_VP = nn.functional.pad(self.embedding.weight.detach(), (0, 0, 0, 1))

@@ -65,11 +65,6 @@ class TransformersConfig(EncoderConfig):
                 f"model.encoder.num_mel_bins is {self.num_mel_bins}, but an encoder of kind "
                 f"transformers reads {SAMPLES_PER_FRAME} samples a frame: leave it out"
             )
-        if self.features != "samples":
-            raise ValueError(
-                f"model.encoder.features is {self.features}, but an encoder of kind transformers "
-                "reads samples: leave it out"
-            )
         if self.causal:
             raise ValueError(
                 "model.encoder.causal is true, but an encoder of kind transformers needs whole "

@@ -90,7 +90,8 @@ def kernel_report(device: torch.device) -> str:
 def _obstacle() -> str:
     """The reason why no kernel can run in this process; empty if kernels run.
 
-    The first question puts a warning into the log. Memory that is short for a moment is an error.
+    The first call logs the reason as a warning. Running out of memory raises, so that the next call
+    tries again.
     """
     if find_spec("triton") is None:
         return _warned("Triton is not installed: run pip install triton")
@@ -105,8 +106,8 @@ def _obstacle() -> str:
     # Triton compiles a kernel at its first call, which needs a C compiler and writable folders.
     except subprocess.CalledProcessError:
         return _warned(
-            "the C compiler fails that Triton calls, for a reason that stands above: install gcc "
-            "and the headers of Python (python3-dev)"
+            "the C compiler that Triton calls failed (its output is above): install gcc and "
+            "Python's headers (python3-dev)"
         )
     except Exception as error:
         if is_out_of_memory(error):

@@ -127,8 +127,8 @@ class ZipformerConfig(EncoderConfig):
         if size != WHOLE and (size < 1 or size % self.common_rate):
             raise ValueError(
                 f"chunk size is {size}, needs a multiple of {self.common_rate} (every rate of "
-                f"model.encoder.downsampling), or {WHOLE} for whole utterances, as all of "
-                "model.encoder.chunk_sizes and chunk_size"
+                f"model.encoder.downsampling), or {WHOLE} for whole utterances: see "
+                "model.encoder.chunk_sizes and chunk_size, or decode.chunk"
             )
 
     @property

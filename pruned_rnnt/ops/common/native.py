@@ -2,8 +2,8 @@
 
 A library is one file for each device, `libpruned_rnnt_cpu.so` and `libpruned_rnnt_cuda.so`, in a
 folder `lib` of the installed package; an editable install may have several package folders, and
-all are searched. `build_notes.txt` in the same folder lists the libraries that were built, for
-others the reason, and from what they were built.
+all are searched. `build_notes.txt` in the same folder says which libraries were built, from which
+sources, and why others were not.
 Environment:
     PRUNED_RNNT_BACKEND      auto (default): compiled kernels if there are any, else plain torch;
                              native: raise if a library for this machine is missing;
@@ -52,8 +52,9 @@ CUDA_ONLY = frozenset(
     ]
 )
 
-# Beside the package in a checkout only.
 _SOURCES = Path(__file__).parents[3] / "csrc"
+# Beside an installed package may be a folder of that name that another one left.
+_IS_CHECKOUT = (_SOURCES / "cmake" / "find_torch.py").is_file()
 
 # Of a 64-bit file: the place of its section headers, which are at the end, their size and number.
 _ELF_HEADER = struct.Struct("<40xQ10xHH2x")
@@ -104,7 +105,7 @@ def _build_note(device: str) -> str:
     reason = f"no library in {', '.join(map(str, library_folders()))}"
     if os.environ.get("PRUNED_RNNT_LIBRARY_DIR"):
         return reason
-    return f"{reason}: when it was installed, there was no compiler, or no torch yet"
+    return f"{reason} (perhaps it was installed without a compiler, or before torch)"
 
 
 def _driver_obstacle(toolkit: str) -> str:
@@ -114,15 +115,18 @@ def _driver_obstacle(toolkit: str) -> str:
     if not major.isdigit() or not 0 < driver // 1000 < int(major):
         return ""
     return (
-        f"it was compiled with CUDA {toolkit}, and the driver has only CUDA "
-        f"{driver // 1000}.{driver % 1000 // 10}: update the driver, or compile it with that CUDA"
+        f"it was compiled with CUDA {toolkit}, and the driver supports only CUDA "
+        f"{driver // 1000}.{driver % 1000 // 10}: update the driver, or compile it with CUDA "
+        f"{driver // 1000}"
     )
 
 
 def _driver_version() -> int:
-    """1000 times the major version of CUDA that the driver has, and more; 0 without a driver."""
-    version: int = getattr(torch._C, "_cuda_getDriverVersion", int)()
-    return version
+    """The CUDA version that the driver supports, 1000 * major + 10 * minor; 0 without one."""
+    try:
+        return int(getattr(torch._C, "_cuda_getDriverVersion", int)())
+    except RuntimeError:  # a driver that does not work
+        return 0
 
 
 @cache
@@ -133,7 +137,7 @@ def _warn_of_other_sources(folder: Path) -> None:
     build.
     """
     notes = _build_notes(folder)
-    if not _SOURCES.is_dir() or "source" not in notes:
+    if not _IS_CHECKOUT or "source" not in notes:
         return
     try:
         paths = [x for x in _SOURCES.rglob("*") if x.suffix in (".cpp", ".h", ".cu", ".cuh")]
@@ -225,7 +229,7 @@ def load_native() -> None:
 def _advice(device: str, reason: str) -> str:
     """The warning for a missing library, with the command that builds it."""
     tools = "a C++ compiler" if device == "cpu" else "nvcc"
-    where = "" if _SOURCES.is_dir() else ", in pruned_rnnt's source folder"
+    where = "" if _IS_CHECKOUT else ", in pruned_rnnt's source folder"
     options = "" if _driver_version() else "CMAKE_ARGS=-DPRUNED_RNNT_CUDA=OFF "
     return (
         f"pruned_rnnt runs plain torch on {device}, several times slower than its compiled kernels "
@@ -244,7 +248,7 @@ def _build_command(options: str = "") -> str:
     if Path(sys.prefix) == checkout / ".venv":
         return f"bash {shlex.quote(str(checkout / 'scripts/setup.sh'))}"
     replaced = "--force-reinstall ."
-    if _SOURCES.is_dir():
+    if _IS_CHECKOUT:
         replaced = f"--editable {shlex.quote(str(checkout))}"
     torch_folder, python = (
         shlex.quote(str(x)) for x in (Path(torch.__file__).parent, sys.executable)
