@@ -59,7 +59,7 @@ class Launcher {
   template <typename... Parameters, typename... Arguments>
   void operator()(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
                   Arguments... arguments) const {
-    // Kernels must opt in to more than 48 KiB, with their own arrays, of a few hundred bytes.
+    // Kernels must opt in to more than 48 KiB, static arrays included; 32 KiB leaves room for them.
     if (shared > 32 * 1024) {
       check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
