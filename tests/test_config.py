@@ -69,6 +69,8 @@ class Picture:
 class Experiment:
     seed: int = 0
     title: str = ""
+    names: tuple[str, ...] = ()
+    split: Any = "test"
     optimiser: Optimiser = field(default_factory=Optimiser)
     picture: Picture = field(default_factory=Picture)
 
@@ -155,6 +157,12 @@ def test_base_cycle_is_refused(tmp_path: Path) -> None:
         ("title=1.10", "override 'title=1.10': 'title' needs a text, and YAML reads yours as 1.1"),
         ("title=1e3", r"YAML reads yours as 1000\.0: write it in quotes \(in a shell in two kinds"),
         ("title=no", "YAML reads yours as False"),
+        ("names=[a,no]", "'names' needs a text, and YAML reads yours as False"),
+        ("names=[1.10]", r"YAML reads yours as 1\.1:"),
+        ("names=[null]", r"'names=\[None\]': needs a value, got none"),
+        ("names=no", r"needs a list, such as names=\[a, b\]"),
+        ("split=null", "'split' needs a text, and YAML reads yours as None"),
+        ("split=[test,null]", "YAML reads yours as None"),
     ],
 )
 def test_errors_name_the_key(override: str, message: str) -> None:
@@ -175,6 +183,7 @@ def test_errors_name_the_key(override: str, message: str) -> None:
             "write 'optimiser:' on a line of its own, and 'clip: ...' indented",
         ),
         ("optimiser:\n- name\n", r"bad\.yaml: .*is a section: set the keys in it, such as optim"),
+        ("names:\n- en\n- no\n", r"bad\.yaml: 'names' needs a text.* False: write it in quotes"),
         ("title: 1.10\n", r"bad\.yaml: 'title' needs a text, and YAML reads yours as 1\.1"),
         ("base: [a.yaml]\n", r"bad\.yaml: 'base' is \['a\.yaml'\]: it takes the name of one file"),
     ],
@@ -189,6 +198,7 @@ def test_numbers_and_texts_that_yaml_reads_as_written(tmp_path: Path) -> None:
         given = load_config(Experiment, None, [f"optimiser.clip={text}"]).optimiser.clip
         assert given == (16 if text == "0x10" else float(text))
     assert load_config(Experiment, None, ["title=7"]).title == "7"
+    assert load_config(Experiment, None, ["names=['no',7,'0x10']"]).names == ("no", "7", "0x10")
     texts = (
         "2024_01",
         "1.10",

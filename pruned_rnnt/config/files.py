@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _INTERPOLATION = "${"
 # OmegaConf has this bound for files, whose lists can repeat each other as those of a checkpoint.
@@ -25,6 +25,16 @@ _MAY_BE_MISREAD = re.compile(r"\b0\d|\d:\d|\d_")
 
 class ConfigError(ValueError):
     """An invalid configuration; the message names the key or the file."""
+
+
+class Layer(NamedTuple):
+    """Values of one file or override, or of a program.
+
+    source: its name in messages. values: OmegaConf's.
+    """
+
+    source: str
+    values: Any
 
 
 def configs_folder() -> Path:
@@ -57,8 +67,8 @@ def config_file(path: str | Path) -> Path:
     return path
 
 
-def read_with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, Any]]:
-    """Name and values of each file: outermost base first, the file at `path` last.
+def read_with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Layer]:
+    """The layer of each file: outermost base first, the file at `path` last.
 
     Raises:
         ConfigError: a file that is missing, unreadable, holds `${...}` or a number that YAML reads
@@ -69,8 +79,8 @@ def read_with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, 
         raise ConfigError(f"config file not found: {path}{base_note}")
     if path.resolve() in seen:
         raise ConfigError(f"{path}: `base` leads back to the file itself")
-    values = _read_yaml(path)
-    base = values.pop("base", None)
+    layer = _read_yaml(path)
+    base = layer.values.pop("base", None)
     layers = []
     if base is not None:
         if not isinstance(base, str):
@@ -79,11 +89,11 @@ def read_with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[tuple[str, 
         if not base_path.resolve().is_relative_to(path.parent.resolve()):
             raise ConfigError(f"{path}: 'base={base}' is not in the folder of the file")
         layers = read_with_bases(base_path, (*seen, path.resolve()))
-    return [*layers, (str(path), values)]
+    return [*layers, layer]
 
 
-def parse_override(item: str) -> Any:
-    """The values of one `section.key=value`.
+def parse_override(item: str) -> Layer:
+    """The layer of one `section.key=value`.
 
     Raises:
         ConfigError: it has another form, or the value is not YAML, holds `${...}` or is a number
@@ -104,10 +114,10 @@ def parse_override(item: str) -> Any:
         raise ConfigError(f"{source} cannot be read: {first_line(error)}") from error
     for _, problem in _misread_numbers(text):
         raise ConfigError(f"{source}: {problem} (in a shell in two kinds of them: '\"...\"')")
-    return _without_interpolation(values, source)
+    return Layer(source, _without_interpolation(values, source))
 
 
-def plain_values(values: Mapping[str, Any], source: str) -> Any:
+def plain_values(values: Mapping[str, Any], source: str) -> Layer:
     """Values that a program or a checkpoint gives, as a layer.
 
     Raises:
@@ -118,12 +128,12 @@ def plain_values(values: Mapping[str, Any], source: str) -> Any:
 
     _check_size(values, source)
     try:
-        layer = OmegaConf.create(dict(values))
+        plain = OmegaConf.create(dict(values))
     except GrammarParseError as error:  # of ${...}
         raise _interpolation(source, str(error.full_key)) from error
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: {first_line(error)}") from error
-    return _without_interpolation(layer, source)
+    return Layer(source, _without_interpolation(plain, source))
 
 
 def _without_interpolation(values: Any, source: str) -> Any:
@@ -171,7 +181,7 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _read_yaml(path: Path) -> Any:
+def _read_yaml(path: Path) -> Layer:
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import GrammarParseError
 
@@ -188,7 +198,7 @@ def _read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path}: expected `key: value` lines at the top level")
     for line, problem in _misread_numbers(path.read_text(encoding="utf-8")):
         raise ConfigError(f"{path}, line {line}: {problem}")
-    return _without_interpolation(values, str(path))
+    return Layer(str(path), _without_interpolation(values, str(path)))
 
 
 def _misread_numbers(text: str) -> Iterator[tuple[int, str]]:

@@ -24,6 +24,7 @@ from pruned_rnnt.config.files import (
     ConfigError as ConfigError,
 )
 from pruned_rnnt.config.files import (
+    Layer,
     config_file,
     did_you_mean,
     first_line,
@@ -58,8 +59,8 @@ def load_config(
     Raises:
         ConfigError: missing or malformed file, unknown key, wrong type, value out of range.
     """
-    layers = [(base[0], plain_values(base[1], base[0]))] if base is not None else []
-    chosen = [(f"override '{item}'", parse_override(item)) for item in overrides]
+    layers = [plain_values(base[1], base[0])] if base is not None else []
+    chosen = [parse_override(item) for item in overrides]
     if yaml_path is not None:
         files = read_with_bases(config_file(yaml_path))
         # A run keeps the kinds that it was trained with.
@@ -78,8 +79,8 @@ def value_of(key: str, yaml_path: str | Path | None = None, overrides: Iterable[
     None if neither sets it. Raises ConfigError as `load_config` if they cannot be read.
     """
     layers = read_with_bases(config_file(yaml_path)) if yaml_path is not None else []
-    nodes = [values for _, values in layers] + [parse_override(item) for item in overrides]
-    values = [_select(node, key) for node in nodes]
+    layers += [parse_override(item) for item in overrides]
+    values = [_select(layer.values, key) for layer in layers]
     return next((value for value in reversed(values) if value is not None), None)
 
 
@@ -89,7 +90,7 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "conf
     Args:
         source: origin of the values, for the error message.
     """
-    layers = [(source, plain_values(values, source))]
+    layers = [plain_values(values, source)]
     _drop_removed(cls, layers, refuse=False)
     return _merge(cls, layers)
 
@@ -147,15 +148,16 @@ def _leaves(config: Any) -> dict[str, Any]:
     return leaves(config if isinstance(config, Mapping) else to_dict(config))
 
 
-def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
+def _merge(cls: type[ConfigT], layers: list[Layer]) -> ConfigT:
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
     start = _defaults(cls, layers)
     # Copied once: OmegaConf.merge copies all settings for each layer.
     merged = copy.deepcopy(start)
-    for source, values in layers:
-        _restore_words(start, values, source)
+    for layer in layers:
+        source, values = layer
+        _restore_words(start, layer)
         try:
             merged = OmegaConf.unsafe_merge(merged, values)
         except ConfigKeyError as error:
@@ -169,33 +171,37 @@ def _merge(cls: type[ConfigT], layers: list[tuple[str, Any]]) -> ConfigT:
         raise ConfigError(first_line(error)) from error
 
 
-def _restore_words(start: Any, values: Any, source: str) -> None:
+def _restore_words(start: Any, layer: Layer) -> None:
     """Replaces what YAML does not read as a text: `off`, and nothing for an empty one.
 
     Nothing is an empty text only where that is the default: `train.folder=` is a mistake.
 
     Raises:
-        ConfigError: a text may have been another one, as 1.1 for 1.10, or False for no.
+        ConfigError: a text, also in a list, may have been another one, as 1.1 for 1.10, False for
+            no, or None for null.
     """
     from omegaconf import OmegaConf
 
-    for key, value in _leaves(OmegaConf.to_container(values)).items():
-        if not (value is None or isinstance(value, bool | float)):
+    for key, value in _leaves(OmegaConf.to_container(layer.values)).items():
+        items = value if _is_list(value) else [value]
+        misread = [item for item in items if item is None or isinstance(item, bool | float)]
+        if not misread:
             continue
         default = _select(start, key)
-        if value is None and default == "":
-            OmegaConf.update(values, key, "")
         word = "on" if value else "off"
-        if isinstance(value, bool) and not _fits(start, key, value) and _fits(start, key, word):
-            OmegaConf.update(values, key, word)
-        elif value is not None and isinstance(default, str) and _fits(start, key, value):
+        needs_text = isinstance(default, str) or (_is_list(default) and _fits(start, key, ["a"]))
+        if value is None and default == "":
+            OmegaConf.update(layer.values, key, "")
+        elif isinstance(value, bool) and not _fits(start, key, value) and _fits(start, key, word):
+            OmegaConf.update(layer.values, key, word)
+        elif needs_text and _fits(start, key, value):
             raise ConfigError(
-                f"{source}: '{key}' needs a text, and YAML reads yours as {value!r}: write it in "
-                "quotes (in a shell in two kinds of them: '\"...\"')"
+                f"{layer.source}: '{key}' needs a text, and YAML reads yours as {misread[0]!r}: "
+                "write it in quotes (in a shell in two kinds of them: '\"...\"')"
             )
 
 
-def _defaults(cls: type, layers: list[tuple[str, Any]]) -> Any:
+def _defaults(cls: type, layers: list[Layer]) -> Any:
     """Defaults of `cls`, with the classes of sections that the layers choose by `kind`.
 
     A section that may be one of several classes is a field with their common base class as its
@@ -236,9 +242,7 @@ def _structured(cls: type) -> Any:
     return OmegaConf.structured(cls)
 
 
-def _drop_other_kinds(
-    cls: type, files: list[tuple[str, Any]], overrides: list[tuple[str, Any]]
-) -> None:
+def _drop_other_kinds(cls: type, files: list[Layer], overrides: list[Layer]) -> None:
     """Removes the settings of a section for which a later file or an override chooses another kind.
 
     The overrides count together, whatever their order.
@@ -250,7 +254,7 @@ def _drop_other_kinds(
         kind = OmegaConf.select(start, key)["kind"]
         earlier: list[Any] = []
         for layers in (*([file] for file in files), overrides):
-            nodes = [OmegaConf.select(values, key) for _, values in layers]
+            nodes = [OmegaConf.select(layer.values, key) for layer in layers]
             nodes = [node for node in nodes if isinstance(node, MutableMapping)]
             last = next((node["kind"] for node in reversed(nodes) if "kind" in node), kind)
             if last != kind:
@@ -260,7 +264,7 @@ def _drop_other_kinds(
             earlier += nodes
 
 
-def _drop_removed(cls: type, layers: list[tuple[str, Any]], *, refuse: bool) -> None:
+def _drop_removed(cls: type, layers: list[Layer], *, refuse: bool) -> None:
     """Removes settings that `cls` no longer has from the layers.
 
     Raises:
@@ -352,7 +356,8 @@ def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
         inner = next(iter(leaves(wanted)), "key")
         return f"is a section: set the keys in it, such as {key}.{inner}"
     if _is_list(wanted) and not _is_list(given):
-        return f"needs a list, such as {key}=[{'a, b' if given is None else given}]"
+        example = "a, b" if given is None or isinstance(given, bool) else given
+        return f"needs a list, such as {key}=[{example}]"
     reason = first_line(error)
     if "does not match type hint length" in reason:
         return f"needs {reason.rpartition(' ')[2]} values, got {len(given)}"
