@@ -110,6 +110,17 @@ def test_errors_of_other_libraries_have_a_hint(
     assert shown.endswith(" (--debug shows where)\n")
 
 
+@pytest.mark.parametrize("name", [None, "pruned_rnnt_recipes"])
+def test_errors_of_other_code_have_a_hint(
+    name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {} if name is None else {"__name__": name}
+    exec("def fail(*_): raise ValueError('x')", values)
+    monkeypatch.setattr("pruned_rnnt.train.run.keeps_mean", values["fail"])
+    assert main(["average", "run"]) == EXIT_FAILED
+    assert capsys.readouterr().err == "pruned-rnnt average: x (--debug shows where)\n"
+
+
 @pytest.mark.slow
 def test_closed_output_is_no_error() -> None:
     command = [sys.executable, "-m", "pruned_rnnt", "inspect", "synthetic", "--keys"]

@@ -10,7 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pruned_rnnt.align.output import AlignmentPlace, AlignmentWriter, cut_of_file, location
+from pruned_rnnt.align.output import (
+    AlignmentPlace,
+    AlignmentWriter,
+    UndividedWordsError,
+    cut_of_file,
+    location,
+)
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned, align_file, align_set
 from pruned_rnnt.data.input.batch import BatchIdentity
 from pruned_rnnt.data.input.datamodule import DataModule
@@ -113,7 +119,11 @@ def write_alignments(
                 if isinstance(result, NotAligned):
                     failures.append(result)
                     continue
-                writer.add(result)
+                try:
+                    writer.add(result)
+                except UndividedWordsError as error:
+                    failures.append(NotAligned(id=result.id, reason=str(error)))
+                    continue
                 aligned += 1
                 words += len(result.words)
                 seconds += result.seconds

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,6 +37,10 @@ Interval = tuple[str, float, float]
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
 
 
+class UndividedWordsError(ValueError):
+    """It is unknown to which supervision each aligned word belongs."""
+
+
 def cut_with_alignment(
     cut: Any, utterance: AlignedUtterance, normalise: Callable[[str], str] = normal_form
 ) -> Any:
@@ -49,7 +53,8 @@ def cut_with_alignment(
         normalise: makes the text that was aligned of one in the data.
 
     Raises:
-        ValueError: the texts of several supervisions have other numbers of words than were aligned.
+        UndividedWordsError: the texts of several supervisions do not have as many words as were
+            aligned.
     """
     words = [_item(w.word, w.start, w.end, w.confidence) for w in utterance.words]
     tokens = [_item(t.token, t.start, t.end, t.confidence) for t in utterance.tokens]
@@ -58,9 +63,9 @@ def cut_with_alignment(
     if len(counts) == 1:
         counts = [len(words)]
     if sum(counts) != len(words):
-        raise ValueError(
-            f"{utterance.id}: the texts of its {len(counts)} supervisions have {sum(counts)} "
-            f"words, and {len(words)} were aligned, so that it is unknown whose they are: write "
+        raise UndividedWordsError(
+            f"the texts of the {len(counts)} supervisions of {utterance.id} have {sum(counts)} "
+            f"words, and {len(words)} were aligned, so they cannot be divided among them: write "
             "ctm or textgrid, or cut the supervisions apart (CutSet.trim_to_supervisions)"
         )
     aligned = {}
@@ -225,6 +230,10 @@ class AlignmentWriter:
         self._open.close()
 
     def add(self, utterance: AlignedUtterance) -> None:
+        """Write an utterance; with an UndividedWordsError of `cut_with_alignment`, nothing."""
+        if self.kind == "lhotse":
+            cut = self.cuts[utterance.id]
+            self._manifest.write(cut_with_alignment(cut, utterance, self._normalise))
         name = " ".join(utterance.id.split())
         self._scores.write(f"{name}\t{utterance.word_score:.4f}\t{len(utterance.words)}\n")
         words = [(w.word, w.start, w.end, w.confidence) for w in utterance.words]
@@ -240,9 +249,6 @@ class AlignmentWriter:
         elif self.kind == "ctm":
             self._words.write(ctm_text(utterance.id, words))
             self._tokens.write(ctm_text(utterance.id, tokens))
-        else:
-            cut = self.cuts[utterance.id]
-            self._manifest.write(cut_with_alignment(cut, utterance, self._normalise))
 
 
 def location(folder: Path, kind: str, name: str) -> str:
@@ -299,8 +305,9 @@ class AlignmentPlace:
         """A folder to write into, which is removed at the end."""
         parent = self.output or self._own()
         parent.mkdir(parents=True, exist_ok=True)
-        folder = parent / f".{self.inputs.split}.{os.getpid()}"
-        folder.mkdir(exist_ok=True)
+        # Not the process's number: those of several machines that share the folder may be equal.
+        folder = parent / f".{self.inputs.split}.{secrets.token_hex(4)}"
+        folder.mkdir()
         try:
             yield folder
         finally:

@@ -21,7 +21,7 @@ from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.text_normalisation import NO_SPACES
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
 from pruned_rnnt.decode.calibration import Calibration
-from pruned_rnnt.decode.encode import encode_batch
+from pruned_rnnt.decode.encode import encode_padded
 from pruned_rnnt.decode.head_paths import head_paths
 from pruned_rnnt.decode.word_times import (
     WORD_START,
@@ -154,7 +154,7 @@ def align_batches(
     model.eval()
     for batch in batches:
         batch = batch.to(device)
-        encoded_NTE, lengths = encode_batch(model, batch)
+        encoded_NTE, lengths = encode_padded(model, batch.features_NTF, batch.feature_lengths_N)
         yield from align_encoded(model, encoded_NTE, lengths, batch, tokenizer, calibration)
 
 

@@ -57,6 +57,7 @@ Train and use transducer speech recognisers.
   pruned-rnnt check                                      are the kernels right on this machine?
 """
 
+_HINT = " (--debug shows where)"
 
 _COMMANDS = (
     prepare,
@@ -100,15 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Flushing the rest at exit must not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_FAILED
-        has_no_home = isinstance(error, RuntimeError) and "home directory" in str(error)
-        explains_itself = has_no_home or _explains_itself(error)
-        if options.debug or not (explains_itself or _is_out_of_memory(error)):
+        message = _message(error)
+        if options.debug or not message:
             raise
-        prefix = "" if explains_itself else "memory ran out: "
-        hint = " (--debug shows where)" if explains_itself and not _is_own(error) else ""
-        if has_no_home:
-            hint = f" Set HOME to a folder of this user{hint}"
-        print(f"pruned-rnnt {options.name}: {prefix}{error}{hint}", file=sys.stderr)
+        print(f"pruned-rnnt {options.name}: {message}", file=sys.stderr)
         return EXIT_USAGE if _is_usage_error(error) else EXIT_FAILED
 
 
@@ -162,6 +158,15 @@ def _is_usage_error(error: Exception) -> bool:
     return isinstance(error, ConfigError)
 
 
+def _message(error: Exception) -> str:
+    """What a user is told; empty for an error that needs its traceback."""
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        return f"{error} Set HOME to your home folder{_HINT}"
+    if _explains_itself(error):
+        return f"{error}{'' if _is_own(error) else _HINT}"
+    return f"memory ran out: {error}" if _is_out_of_memory(error) else ""
+
+
 def _explains_itself(error: Exception) -> bool:
     """True if the message alone tells a user what to do; other errors keep their traceback."""
     if isinstance(error, ValueError | OSError):
@@ -178,7 +183,11 @@ def _is_own(error: Exception) -> bool:
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    return last is not None and last.tb_frame.f_globals["__name__"].startswith("pruned_rnnt")
+    if last is None:
+        return False
+    # Code that `exec` runs may have no module.
+    module: str = last.tb_frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] == __package__.partition(".")[0]
 
 
 def _is_out_of_memory(error: Exception) -> bool:

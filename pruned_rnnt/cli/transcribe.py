@@ -171,7 +171,8 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     if recogniser.model is not None:
         prepare_process(recogniser.model)
     if not options.microphone and options.audio != ["-"]:
-        return 0 if run_transcribe(recogniser, inputs, options, console) else EXIT_FAILED
+        done = run_transcribe(recogniser, inputs.files, options, console)
+        return 0 if done and not inputs.errors else EXIT_FAILED
     stream = start_live(recogniser, options)
     if options.microphone:
         with microphone() as source:

@@ -80,11 +80,13 @@ def decode_set(
     language_model: LanguageModel | None = None,
     *,
     search: Search | None = None,
+    finite: bool = True,
 ) -> DecodedSet:
     """Decode every utterance of `batches`; other arguments and errors as for `build_search`.
 
     Args:
         search: a search of your own instead of the configured one.
+        finite: raise for a score that is not; otherwise such texts stay as they are.
 
     Raises:
         ValueError: a score is NaN or infinite; the message names the utterance.
@@ -100,7 +102,7 @@ def decode_set(
         search_seconds += time.perf_counter() - started
         audio_seconds += sum(batch.durations)
         for name, found in zip(batch.ids, hypotheses, strict=True):
-            if found and (problem := score_problem(found[0])):
+            if finite and found and (problem := score_problem(found[0])):
                 raise ValueError(f"{name}: {problem}")
         utterances += [
             replace(utterance, heads=heads)

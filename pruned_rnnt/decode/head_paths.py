@@ -9,13 +9,12 @@ Axes: N batch, T encoder frames, E encoder width, U symbols.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress, islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.ctc_alignment import CtcAlignment, text_alignment
+from pruned_rnnt.decode.search.ctc_alignment import CtcAlignment, launch_alignments
 from pruned_rnnt.decode.search.interface import Pending
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel, ctc_log_probs
 from pruned_rnnt.system.device import to_device
@@ -77,7 +76,7 @@ def launch_ranked_head_paths(
     """`launch_head_paths` for several texts of each utterance, with one pass of the head.
 
     Args:
-        ranks: N texts each.
+        ranks: for each rank, the texts of the N utterances.
     """
     states = [2 * max(map(len, texts), default=0) + 1 for texts in ranks]
     fits = [encoded_NTE.size(0) * encoded_NTE.size(1) * each <= _MAX_CELLS for each in states]
@@ -85,18 +84,18 @@ def launch_ranked_head_paths(
         return Pending((), lambda _: [[None] * len(texts) for texts in ranks])
     lengths = to_device(lengths, encoded_NTE.device)
     log_probs_NTV = ctc_log_probs(model, encoded_NTE)
-    tensors = [_first_frames(log_probs_NTV, lengths)]
-    for texts in compress(ranks, fits):
-        tensors += text_alignment(log_probs_NTV, lengths, texts, blank=BLANK)
+    first = Pending([_first_frames(log_probs_NTV, lengths)], lambda found: found[0])
+    fitting = [texts for texts, fit in zip(ranks, fits, strict=True) if fit]
+    aligned = launch_alignments(log_probs_NTV, lengths, fitting, blank=BLANK)
 
-    def paths(found: Sequence[Tensor]) -> list[list[HeadPath | None]]:
-        spikes, own = [_spikes(first_T) for first_T in found[0]], iter(found[1:])
+    def paths(_: object) -> list[list[HeadPath | None]]:
+        spikes, of_rank = [_spikes(first_T) for first_T in first.result()], iter(aligned.result())
         return [
-            _paths(texts, CtcAlignment(*islice(own, 3)), spikes) if fit else [None] * len(texts)
+            _paths(texts, next(of_rank), spikes) if fit else [None] * len(texts)
             for texts, fit in zip(ranks, fits, strict=True)
         ]
 
-    return Pending(tensors, paths)
+    return Pending((), paths)
 
 
 def _first_frames(log_probs_NTV: Tensor, lengths_N: Tensor) -> Tensor:

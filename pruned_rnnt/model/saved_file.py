@@ -50,7 +50,7 @@ def describe_unusable(values: Any, file_bytes: int) -> str:
             prefix = f"{name[:_SHOWN]}." if name else ""
             waiting += [(f"{prefix}{str(key)[:_SHOWN]}", item) for key, item in items]
         elif isinstance(value, Tensor):
-            if fault := _fault(value):
+            if fault := describe_tensor(value):
                 return f"the tensor {name} {fault}"
             total += value.numel() * value.element_size()
             storage = value.untyped_storage()
@@ -63,8 +63,14 @@ def describe_unusable(values: Any, file_bytes: int) -> str:
     return ""
 
 
-def _fault(value: Tensor) -> str:
-    if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
+def describe_tensor(value: Tensor, *, of_file: bool = True) -> str:
+    """Why a tensor of a file cannot be read safely; empty if it can.
+
+    Args:
+        of_file: it was read from a file; otherwise it is to be written, and may be on a GPU.
+    """
+    is_elsewhere = value.device.type not in (("cpu",) if of_file else ("cpu", "cuda"))
+    if value.layout != torch.strided or is_elsewhere or value.is_quantized:
         kind = "quantised" if value.is_quantized else f"{value.device.type}, {value.layout}"
         return f"is not a dense tensor on the CPU ({kind})"
     stored = value.untyped_storage().nbytes()

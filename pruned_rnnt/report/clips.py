@@ -12,6 +12,7 @@ import base64
 import dataclasses
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 from warnings import catch_warnings, filterwarnings
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 # Of libsndfile's scale from 0 (best) to 1: about 45 kbit/s for speech at 16 kHz.
 _COMPRESSION = 0.5
-# Of those up to 16 kHz; libsndfile writes MP3 with no others.
+# Sampling rates up to 16 kHz at which libsndfile can write MP3.
 _MP3_RATES = (8000, 11025, 12000, SAMPLING_RATE)
 # Of the spectrogram and the lattice in a picture.
 _DOTS_PER_INCH = 80
@@ -98,7 +99,7 @@ def audio_clip(cut: Any | None) -> Clip:
             samples_S, rate = resample(samples_S, rate, SAMPLING_RATE), SAMPLING_RATE
         return _encoded(samples_S, rate)
     except Exception as error:  # readers and writers of audio raise errors of every kind
-        return Clip("", f"audio cannot be read: {last_line(error)}")
+        return Clip("", f"audio cannot be shown: {last_line(error)}")
 
 
 def picture_clip(figure: Any) -> Clip:
@@ -155,8 +156,9 @@ class UtterancePictures:
             decoded = result.inputs.model if result.inputs is not None else ""
             if decoded and not self.problem and fingerprint(loaded.model) != decoded:
                 self.problem = (
-                    f"The lattices are those of another model: {checkpoint} was written again "
-                    f"after the result {result.setting}. Decode again to see its own."
+                    "The lattices are not those of the model that gave the result "
+                    f"{result.setting}: the checkpoint {Path(checkpoint).name!r} has other "
+                    "parameters now. Decode again for a result of this model."
                 )
             self.encoder = loaded.model.encoder
             self.model = as_transducer(loaded.model, "a picture of the lattice")

@@ -32,7 +32,7 @@ def write_icefall_files(
 ) -> float:
     """Write the three result files; returns the error rate in percent with two decimals.
 
-    It is NaN, `nan` in the files, without reference words.
+    Without reference words it is NaN, written as `nan`.
 
     Args:
         folder: created if it does not exist.

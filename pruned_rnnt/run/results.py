@@ -5,7 +5,6 @@ error rates with the inputs of each (RUN/results/scores-*).
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.icefall_files import write_icefall_files
 from pruned_rnnt.run.result_inputs import ResultInputs
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
-from pruned_rnnt.system.json_file import damaged, from_json, read_json, without_nan
+from pruned_rnnt.system.json_file import damaged, from_json, read_json, with_nan, without_nan
 from pruned_rnnt.system.whole_files import write_lines
 
 _PREFIX = "scores-"
@@ -91,10 +90,9 @@ def read_measurement(path: Path) -> Measurement:
     """
     advice = "remove it, and run `pruned-rnnt decode` again"
     values = read_json(path, advice)
-    for rate in (values.get("words"), values.get("characters")):
-        if isinstance(rate, dict):
-            unknown = {name: math.nan for name, value in rate.items() if value is None}
-            rate.update(unknown)
+    for name in ("words", "characters"):
+        if isinstance(rate := values.get(name), dict):
+            values[name] = with_nan(rate)
     try:
         return from_json(Measurement, values)
     except TypeError as error:

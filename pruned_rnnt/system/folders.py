@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
-def files_below(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder at any depth, sorted, with the names of its files in any order.
+def _raise(error: OSError) -> None:
+    raise error
 
-    Links to folders are followed; each folder is yielded once. Raises OSError for a folder that
-    cannot be listed.
+
+def files_below(
+    folder: Path, on_error: Callable[[OSError], None] = _raise
+) -> Iterator[tuple[Path, list[str]]]:
+    """Yield each folder, parents first and siblings sorted, with its files' names in any order.
+
+    Links to folders are followed, after their siblings; each folder is yielded once.
+
+    Args:
+        on_error: called with the error of a folder that cannot be listed; by default, it is raised.
     """
     visited: set[tuple[int, int]] = set()
-    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=on_error, followlinks=True):
         status = Path(parent).stat()
         if (status.st_dev, status.st_ino) in visited:
             folders.clear()
             continue
         visited.add((status.st_dev, status.st_ino))
-        folders.sort()
+        # A folder keeps its own name if a link beside it leads to it.
+        folders.sort(key=lambda name: (Path(parent, name).is_symlink(), name))
         yield Path(parent), names
-
-
-def _raise(error: OSError) -> None:
-    raise error

@@ -51,6 +51,11 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def with_nan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of `without_nan`, those that are not nested, with NaN for None."""
+    return {name: math.nan if value is None else value for name, value in values.items()}
+
+
 def from_json(kind: type[T], values: Any) -> T:
     """A dataclass or NamedTuple from its JSON object, with the values checked; other keys are left.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -142,7 +143,8 @@ def inspect_run(folder: Path, console: Console) -> None:
         console.print(f"checkpoint {path}{'  (best validation)' if path == best else ''}")
     for result in reversed(find_results(folder)):
         if (found := result.summary()) is not None:
-            console.print(f"result {result.stem}: {found.metric} {found.percent:.2f}%")
+            rate = "of no words" if math.isnan(found.percent) else f"{found.percent:.2f}%"
+            console.print(f"result {result.stem}: {found.metric} {rate}")
     if chain is not None:
         show_chain(chain, console)
     console.print(f"curves: pruned-rnnt report {folder}")

@@ -225,14 +225,14 @@ class OwnTask(TaskDefaults):
 
     @contextmanager
     def _validation_generators(self) -> Iterator[None]:
-        """Generators for a validation, such as of a DataLoader in it: the same in each, and apart
-        from those of the training, which then does not depend on when validations are."""
+        """Seed the generators that a validation uses, for example in a DataLoader: each validation
+        gets the same numbers, and the training does not depend on when validations run."""
         device = next(self.model.parameters()).device
         gpus = [device] if device.type == "cuda" else []
         seed = self.batches.seed
-        with torch.random.fork_rng(gpus), RandomStream(seed).used():
-            for gpu in gpus:
-                with torch.cuda.device(gpu):
+        with torch.random.fork_rng(gpus, enabled=bool(gpus)), RandomStream(seed).used():
+            if gpus:
+                with torch.cuda.device(device):
                     torch.cuda.manual_seed(seed)
             yield
 

@@ -157,7 +157,7 @@ class Trainer:
         self.model = model
         self.optimiser = self._trainer.optimiser
         # Except while it trains, an optimiser of the user's own has the rates that it was given
-        # with, as another Trainer may get it.
+        # with, because it may be given to another Trainer.
         self._given_rates = given
         self._last_rates = _set_rates(self.optimiser, given)
         self.checkpoints: CheckpointFolder = self._trainer.checkpoints
@@ -262,7 +262,8 @@ def _device_of(model: nn.Module) -> torch.device:
                 "building the Trainer"
             )
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+        is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if is_embedding and module.sparse and module.weight.requires_grad:
             raise ValueError(
                 f"module {name or 'model'} of model has sparse gradients, which cannot be clipped "
                 "or scaled: build it with sparse=False"

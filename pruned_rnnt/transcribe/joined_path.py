@@ -198,7 +198,8 @@ class JoinedPath:
     def _first_shared(self, begin: float) -> int:
         """The first token of the words that may agree with those of a window from `begin` on.
 
-        Without a pause in a recording, all of its tokens are before them.
+        In a recording without pauses nearly all tokens are before these, so they are not compared
+        again.
         """
         first = len(self._tokens)
         while first and self._tokens[first - 1].end > begin - _TOLERANCE_SECONDS:

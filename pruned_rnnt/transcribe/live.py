@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -234,6 +235,7 @@ def microphone() -> Iterator[Microphone]:
     """Open the default input device: one channel of 16-bit samples at 16 kHz, until Ctrl-C.
 
     Ctrl-C at any time, also while a chunk is decoded, ends the source; a second one interrupts.
+    Only the main thread can take Ctrl-C: in another one, call the source's `stop`.
 
     Raises:
         MissingPackageError: sounddevice is not installed.
@@ -264,7 +266,12 @@ def _ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop()
 
-    before = signal.signal(signal.SIGINT, first)
+    # None: a handler that Python cannot set again.
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    signal.signal(signal.SIGINT, first)
     try:
         yield
     finally:

@@ -145,7 +145,7 @@ class _StateSlots:
                 torch.cat((own, one.expand(added, *one.shape[1:])))
                 for own, one in zip(self._tensors, self._start, strict=True)
             )
-            # The memory for them may have come from streams that released their slots just now.
+            # Garbage collection meanwhile may have freed streams, whose slots are in the list now.
             self._free += range(used + added - 1, used - 1, -1)
             return self._free.pop()
         slot = self._free.pop()

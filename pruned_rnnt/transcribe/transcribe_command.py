@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +35,8 @@ from pruned_rnnt.transcribe.transcription import (
 if TYPE_CHECKING:
     from rich.console import Console
 
+logger = logging.getLogger(__name__)
+
 # File name suffixes that differ from the name of the format.
 _SUFFIXES = {"text": "txt"}
 
@@ -48,31 +51,49 @@ class AudioInput(NamedTuple):
     name: str
 
 
-def audio_inputs(arguments: Sequence[str]) -> list[AudioInput]:
+class AudioInputs(NamedTuple):
+    """The audio files to transcribe, and the errors of folders that could not be listed."""
+
+    files: list[AudioInput]
+    errors: list[OSError]
+
+
+def audio_inputs(arguments: Sequence[str]) -> AudioInputs:
     """The files named, and the audio files in the folders named, at any depth, sorted by path.
 
-    Links to folders are followed; each folder is read once.
+    Links to folders are followed; each folder is read once. A folder that cannot be listed is
+    logged, as disks have some at their top.
     Names of audio files that cannot be read are among them, such as links to nothing.
 
     Raises:
         UsageError: a folder has no audio files.
-        OSError: a folder cannot be listed.
+        OSError: it has none, and a folder in it cannot be listed.
     """
-    return [found for argument in arguments for found in _inputs(Path(argument))]
+    found = AudioInputs([], [])
+    for argument in arguments:
+        _add_inputs(found, Path(argument))
+    return found
 
 
-def _inputs(path: Path) -> Iterator[AudioInput]:
+def _add_inputs(inputs: AudioInputs, path: Path) -> None:
     if not path.is_dir():
-        yield AudioInput(path, path.stem)
+        inputs.files.append(AudioInput(path, path.stem))
         return
-    found = (parent / name for parent, names in files_below(path) for name in names)
+    errors: list[OSError] = []
+    found = (parent / name for parent, names in files_below(path, errors.append) for name in names)
     files = sorted(file for file in found if file.suffix.lower() in AUDIO_SUFFIXES)
     if not files:
+        if errors:
+            raise errors[0]
         raise UsageError(
             f"no audio files below {path}: expected files that end in {', '.join(AUDIO_SUFFIXES)}"
         )
+    for error in errors:
+        logger.warning("audio in %s is not transcribed: %s", error.filename, error.strerror)
+    inputs.errors.extend(errors)
     for file in files:
-        yield AudioInput(file, file.relative_to(path).with_suffix("").as_posix())
+        name = file.relative_to(path).with_suffix("").as_posix()
+        inputs.files.append(AudioInput(file, name))
 
 
 def start_live(recogniser: AudioRecogniser, options: argparse.Namespace) -> Stream:
@@ -223,7 +244,7 @@ def segment_config(options: argparse.Namespace) -> SegmentConfig:
         raise UsageError(f"--{error}") from error
 
 
-def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) -> list[AudioInput]:
+def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) -> AudioInputs:
     """Check the options before the model is loaded; returns the files to transcribe.
 
     Args:
@@ -273,19 +294,20 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         )
     if options.times and options.format != "text":
         raise UsageError("--times needs --format text: the other formats always have times")
-    inputs = [] if live else audio_inputs(options.audio)
+    inputs = AudioInputs([], []) if live else audio_inputs(options.audio)
+    files = inputs.files
     if options.output is None:
-        if options.format == "srt" and len(inputs) > 1:
+        if options.format == "srt" and len(files) > 1:
             raise UsageError("--format srt with several audio files needs --output FOLDER")
         if options.format == "ctm" and (
-            different := _first_repeated(ctm_name(item.name) for item in inputs)
+            different := _first_repeated(ctm_name(item.name) for item in files)
         ):
             raise UsageError(
                 f"{different.files} audio files are called {different.name} in CTM: write each to "
                 "a file of its own with --output FOLDER, or rename them"
             )
         return inputs
-    if different := _first_repeated(item.name for item in inputs):
+    if different := _first_repeated(item.name for item in files):
         raise UsageError(
             f"{different.files} audio files are called {different.name}: their transcripts in "
             f"{options.output} would overwrite each other"
@@ -293,7 +315,7 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
     for folder in (options.output, *options.output.parents):
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--output is {options.output}, but {folder} is a file, not a folder")
-    for item in inputs:
+    for item in files:
         target = _target(item, options)
         if not target.exists():
             continue

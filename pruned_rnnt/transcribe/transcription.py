@@ -26,9 +26,9 @@ from pruned_rnnt.transcribe.lost_speech import Mark
 _PAUSE_SECONDS = 0.8
 _MOST_SECONDS = 6.0
 _MOST_CHARACTERS = 80
-# They stand for bytes of a file's name that are no UTF-8, and cannot be written.
+# Surrogates stand for bytes of a file name that are not UTF-8; they cannot be written.
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
-# And other control characters, and surrogates.
+# Line breaks, other control characters and surrogates.
 _LINE_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # Characters to read of a line; the path of an audio file is shorter.
 _MOST_LINE = 10_000

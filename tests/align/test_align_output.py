@@ -16,6 +16,7 @@ from pruned_rnnt.align.align_command import write_alignments
 from pruned_rnnt.align.output import (
     AlignmentPlace,
     AlignmentWriter,
+    UndividedWordsError,
     cut_with_alignment,
     file_name,
     textgrid,
@@ -140,6 +141,14 @@ def test_doubtful_texts_are_reported(
     assert (tmp_path / "dev-scores.tsv").read_text().splitlines()[3] == "u3\t-3.7500\t2"
 
 
+def test_unfinished_folders_of_processes_differ(tmp_path: Path) -> None:
+    inputs = ResultInputs(split="dev", utterances="", checkpoint="last", model="m", label="")
+    place = AlignmentPlace(run=tmp_path, inputs=inputs, output=tmp_path)
+    with place.unfinished() as first, place.unfinished() as second:
+        assert first != second
+    assert not list(tmp_path.iterdir())
+
+
 def test_ctm_lines(tmp_path: Path) -> None:
     with AlignmentWriter(tmp_path, "ctm", "dev", {}) as writer:
         writer.add(utterance("u1"))
@@ -190,8 +199,20 @@ def test_supervisions_get_the_words_of_their_text_as_it_was_aligned() -> None:
         by_tokenizer, utterance("u", extra=1), lambda text: text.replace("1/2", 'one t"wo')
     )
     assert [len(own.alignment["word"]) for own in aligned.supervisions] == [2, 1]
-    with pytest.raises(ValueError, match=r"^u: .* 2 supervisions have 2 words, and 3 were aligned"):
+    message = r"the 2 supervisions of u have 2 words, and 3 were aligned, so they cannot be"
+    with pytest.raises(UndividedWordsError, match=message):
         cut_with_alignment(by_tokenizer, utterance("u", extra=1))
+
+
+def test_words_that_cannot_be_divided_do_not_end_the_others(tmp_path: Path) -> None:
+    cuts = {name: cut(name, texts) for name, texts in (("a", ["x", "y z"]), ("b", ["one two"]))}
+    inputs = ResultInputs(split="dev", utterances="", checkpoint="last", model="m", label="")
+    place = AlignmentPlace(run=tmp_path, inputs=inputs, output=tmp_path)
+    results = [utterance("a"), utterance("b")]
+    assert not write_alignments(results, place, "lhotse", cuts, lambda: "digest")
+    assert [each.id for each in CutSet.from_file(tmp_path / "dev_cuts.jsonl.gz")] == ["b"]
+    assert (tmp_path / "dev-scores.tsv").read_text() == "b\t-0.5000\t2\n"
+    assert (tmp_path / "dev-not-aligned.txt").read_text().startswith("a\tthe texts of the 2 super")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,18 @@ def test_speechbrain_segments_are_refused(
 @pytest.mark.parametrize("columns", [("start", "end"), ("Offset", "duration"), ("begin", "stop")])
 def test_tables_of_parts_are_refused(tmp_path: Path, columns: tuple[str, str]) -> None:
     table = tmp_path / "table.csv"
-    table.write_text(f"path,{','.join(columns)},text\na.wav,0,1,hello\n")
-    begin, end = (column.lower() for column in columns)
-    with pytest.raises(ValueError, match=f":1: the columns `{begin}` and `{end}` select parts"):
+    table.write_text(f"path,{','.join(columns)},text\na.wav,0,1,hello\na.wav,1,2,you\n")
+    with pytest.raises(ValueError, match=r"csv:3: a.wav is in an earlier row too, with another"):
         entries_of(table)
+
+
+@pytest.mark.parametrize("columns", ["begin_time,end_time", "start_time,duration", "offset,end"])
+def test_rows_of_whole_files_may_say_where_they_were_cut(tmp_path: Path, columns: str) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text(f"path,{columns},text\na.wav,1.5,3,hello\nb.wav,3,9,you\na.wav,1.5,3,hi\n")
+    assert [(e.text, e.start, e.duration) for e in entries_of(table)] == [
+        ("hello", 0, None), ("you", 0, None), ("hi", 0, None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["audio_filepath", "path"])
@@ -150,10 +159,16 @@ def test_json_lines_of_parts(tmp_path: Path, path: str) -> None:
     write_lines(manifest, [{**item, "offset": 3, "duration": 1}, {**item, "offset": 4.5}])
     assert [(e.start, e.duration) for e in entries_of(manifest)] == [(3, 1), (4.5, None)]
     for part in ({"start": 3, "end": 5}, {"start": 3, "duration": 2}, {"offset": 3, "end": 5}):
-        write_lines(manifest, [item, {**item, **part}])
         begin, end = part
-        with pytest.raises(ValueError, match=f"a.jsonl:2: the keys `{begin}` and `{end}` select"):
+        write_lines(manifest, [item, {**item, **part}])
+        assert len(entries_of(manifest)) == 2
+        write_lines(manifest, [{**item, **part}, {**item, **part, begin: 4}])
+        with pytest.raises(ValueError, match=f"a.jsonl:2: .* the keys `{begin}` and `{end}` sel"):
             entries_of(manifest)
+    others = {"start": 3.0, "end": 5.0, "start_time": "2024-01-05"}
+    lines = [{**item, **others, "offset": n, "duration": 2, "start": n} for n in range(2)]
+    write_lines(manifest, lines)
+    assert [(e.start, e.duration) for e in entries_of(manifest)] == [(0, 2), (1, 2)]
 
 
 # --- Hugging Face --------------------------------------------------------------------------------
@@ -192,23 +207,38 @@ def test_hugging_face_folders_of_splits(audio: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        (None, r"/test has audio, but no metadata\.csv or metadata\.jsonl that lists it"),
-        ("a.wav,hello\n", r"/test has audio, but no metadata\.csv or metadata\.jsonl"),
-        ("file_name,text,text\n", r"test/metadata\.csv:1: 2 columns have the name `text`"),
-        ("\ufefffile_name,text\n", r"test/metadata\.csv is UTF-16: save it as UTF-8"),
+        (None, r"/dev has audio, but no metadata\.csv or metadata\.jsonl that lists it"),
+        ("a.wav,hello\n", r"/dev has audio, but no metadata\.csv or metadata\.jsonl"),
+        ("file_name,text,text\n", r"dev/metadata\.csv:1: 2 columns have the name `text`"),
+        ("\ufefffile_name,text\n", r"dev/metadata\.csv is UTF-16: save it as UTF-8"),
     ],
 )
 def test_a_split_whose_metadata_cannot_be_used_is_an_error(
     tmp_path: Path, metadata: str | None, message: str
 ) -> None:
-    for split in ("train", "test"):
+    for split in ("train", "dev"):
         write_audio(tmp_path / split / "a.wav")
     (tmp_path / "train/metadata.csv").write_text("file_name,text\na.wav,hello\n")
     if metadata is not None:
         encoding = "utf-16-le" if metadata.startswith("\ufeff") else "utf-8"
-        (tmp_path / "test/metadata.csv").write_text(metadata, encoding=encoding)
+        (tmp_path / "dev/metadata.csv").write_text(metadata, encoding=encoding)
     with pytest.raises(ValueError, match=message):
         entries_of(tmp_path)
+
+
+def test_a_test_split_without_texts_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in ("train", "test", "tr"):
+        write_audio(tmp_path / folder / "a.wav")
+    (tmp_path / "train/metadata.csv").write_text("file_name,text\na.wav,hello\n")
+    (tmp_path / "test/metadata.csv").write_text("file_name\na.wav\n")
+    with caplog.at_level(logging.WARNING):
+        logging.getLogger("pruned_rnnt").propagate = True
+        assert [entry.split for entry in entries_of(tmp_path)] == ["train"]
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}/test has audio, but no metadata.csv")
+    assert message.endswith("it is left out")
 
 
 def test_unrelated_metadata_file_is_ignored(audio: Path, tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def test_prepare_resumes_after_a_worker_was_killed(
     out = tmp_path / "out"
     assert pruned_rnnt(["prepare", "own", str(table), "--output", str(out), *options]) == 1
     error = capsys.readouterr().err
-    assert "a process was killed or had too little memory. Run the same command again" in error
+    assert "a process was killed, perhaps because memory ran out. Run the same command" in error
+    assert "a smaller --shard-size, with which it starts anew" in error
     assert "Traceback" not in error
     assert len(all_texts(prepare(table, out, "--shard-size", "3"))) == COUNT
     assert len(made) == 1 + SHARDS

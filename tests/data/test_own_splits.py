@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def test_dev_drawn_from_a_named_train_has_speakers_of_its_own(audio: Path, tmp_p
     assert len(folder.cuts("dev")) == 4
     assert len(folder.cuts("test")) == 5
     report = (folder.path / "report.txt").read_text()
-    assert "dev is 1 speaker of train, held out from it" in report
+    assert "; 1 speaker of train became dev\n" in report
 
 
 def test_held_out_most_limits_dev_and_test(audio: Path, tmp_path: Path) -> None:
@@ -194,7 +195,36 @@ def test_one_language_with_one_speaker_leaves_the_speakers_of_others_apart() -> 
         splits[entry.speaker].add(plan.split_of(entry))
     assert splits.pop("i") == {"train", "dev", "test"}
     assert all(len(names) == 1 for names in splits.values())
-    assert plan.describe().startswith("no speaker of de is in two splits; one of other languages")
+    assert plan.describe().startswith("no speaker is in two splits of de; in other languages one")
+
+
+def test_speakers_of_one_language_stay_where_the_source_has_them_in_another() -> None:
+    named = [
+        entry_of("en", f"s{i % 30}", i, ("train", "dev", "test")[i // 100]) for i in range(300)
+    ]
+    entries = [entry_of("de", f"s{i % 30}", i, "train") for i in range(300)]
+    blank = [entry_of("", f"s{i % 30}", i, "train") for i in range(2)]
+    plan = planned([*named, *entries, *blank])
+    assert [plan.split_of(e) for e in named] == [e.split for e in named]
+    assert [plan.split_of(e) for e in blank] == ["train"] * 2
+    assert Counter(plan.split_of(e) for e in entries) == {"train": 270, "dev": 30}
+    assert plan.describe() == "splits as the source names them; 3 speakers of train became dev"
+
+
+def test_what_is_said_of_speakers_is_true_of_each_language() -> None:
+    entries = [entry_of("en", f"s{i % 30}", i) for i in range(300)]
+    others = [entry_of("de", f"s{i % 20 + 10}", i) for i in range(200)]
+    plan = planned([*entries, *others])
+    assert plan.describe() == "no speaker is in two splits of one language"
+    splits: defaultdict[tuple[str, str], set[str | None]] = defaultdict(set)
+    for entry in [*entries, *others]:
+        splits[entry.language, entry.speaker].add(plan.split_of(entry))
+    assert all(len(names) == 1 for names in splits.values())
+    for own in (entries, others):
+        assert {plan.split_of(entry) for entry in own} == {"train", "dev", "test"}
+    untagged = [replace(entry, language="") for entry in entries]
+    said = planned([*untagged, *(replace(entry, speaker="") for entry in others)]).describe()
+    assert said.startswith("no speaker is in two splits of utterances without a language; in other")
 
 
 def test_held_out_most_limits_speakers_too() -> None:

@@ -133,6 +133,26 @@ def test_a_kill_between_the_renames_leaves_the_old_folder(tmp_path: Path) -> Non
     assert PreparedFolder(tmp_path / "data").report() == {"version": 1}
 
 
+def test_what_is_left_of_a_deleted_folder_is_not_taken_for_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(folder: Path) -> None:
+        raise OSError
+
+    with building(tmp_path / "data") as folder:
+        write_report(folder, {"version": 1})
+        (folder / "left").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("pruned_rnnt.data.input.prepared_folder.shutil.rmtree", killed)
+        with building(tmp_path / "data") as folder:
+            write_report(folder, {"version": 2})
+    assert (tmp_path / "data.replaced/left").is_file()
+    (tmp_path / "data").rename(tmp_path / "moved")
+    with pytest.raises(KeyError), building(tmp_path / "data"):
+        raise KeyError
+    assert not (tmp_path / "data").exists()
+
+
 def test_foreign_folders_are_never_replaced(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_text("a")

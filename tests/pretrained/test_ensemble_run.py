@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -13,6 +14,8 @@ from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.licences.chain import read_chain
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.pretrained import ensemble as module
@@ -114,6 +117,25 @@ def test_it_is_measured_beside_its_members(runs: list[Path], joined: Path) -> No
         loaded = load_model(run_config(run))
         config, tokenizer = run_config(run), loaded.tokenizer
         assert each == measure_errors(loaded.model, tokenizer, config, "dev", ranks=Ranks())
+
+
+def test_texts_without_a_finite_score_count(
+    runs: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error on one process would leave the others waiting for its counts."""
+    config = run_config(runs[0])
+    loaded = load_model(config)
+    whole = measure_errors(loaded.model, loaded.tokenizer, config, "dev", ranks=Ranks())
+    with torch.no_grad():
+        next(loaded.model.parameters()).fill_(torch.nan)
+    with caplog.at_level("WARNING"):
+        logging.getLogger("pruned_rnnt").propagate = True
+        broken = measure_errors(loaded.model, loaded.tokenizer, config, "dev", ranks=Ranks())
+    assert broken.words == whole.words
+    assert re.match(r"\d+ utterances of dev, such as .*: the score .* is nan", caplog.messages[-1])
+    data = DataModule(config.data, tokenizer=loaded.tokenizer, kind=config.feature_kind)
+    with pytest.raises(ValueError, match="the score of the best hypothesis is nan"):
+        decode_set(loaded.model, data.test_loader("dev"), loaded.tokenizer, config.decode)
 
 
 @pytest.mark.parametrize(("together", "warned"), [(4, False), (5, True)])

@@ -137,7 +137,7 @@ def test_a_checkpoint_that_was_written_again_is_named(run: Path, tmp_path: Path)
     values["inputs"]["model"] = "0" * 16
     scores.write_text(json.dumps(values))
     page = report(copy, tmp_path, "--utterances", "1", "--no-audio")
-    assert "The lattices are those of another model" in page.find("p", class_="hint")[0].text
+    assert "The lattices are not those of the model" in page.find("p", class_="hint")[0].text
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_missing_recording_is_named(run: Path, tmp_path: Path) -> None:
     page = report(run, tmp_path, "--utterances", "2", "--no-pictures", f"data.path={data}")
     assert not page.find("audio")
     for article in page.find("article"):
-        assert "audio cannot be read" in article.find("p", class_="missing")[0].text
+        assert "audio cannot be shown" in article.find("p", class_="missing")[0].text
 
 
 def test_utterance_without_reference_has_a_picture(run: Path, tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pruned_rnnt.run.result_file import find_results
 from pruned_rnnt.run.results import measurement_path, read_measurement
+from pruned_rnnt.train.engine.log import RunLog
+from pruned_rnnt.train.inspection import inspect_run
 from tests.report.run_folders import transcript, write_decoded, write_old_decoded
 
 DECODED = [
@@ -89,12 +92,16 @@ def test_characters_of_a_result_that_counts_them(tmp_path: Path) -> None:
     assert [each.transcript for each in result.read()[0]] == expected
 
 
-def test_sets_without_reference_words(run: Path) -> None:
+def test_sets_without_reference_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stem = write_decoded(run, [transcript("a", "", "word")])
     (result,) = [each for each in find_results(run) if each.inputs is not None]
     summary = result.summary()
     assert summary is not None
     assert math.isnan(summary.percent)
+    with RunLog(run, 0, loggers=[]) as log:
+        log.scalars("train", 1, {"epoch": 0})
+    inspect_run(run, Console())
+    assert f"result {stem}: WER of no words\n" in capsys.readouterr().out
     folder = result.folder
     errors = folder / f"errs-{stem}.txt"
     errors.write_text(errors.read_text().replace("= nan", "= 0.00"))  # as version 0.2 wrote it

@@ -178,7 +178,7 @@ def test_a_command_that_needs_a_home_says_so() -> None:
     out = run_with_torch(
         f"{NO_HOME}\nfrom pruned_rnnt.cli import main\nprint(main(['inspect', '/no/such/run']))"
     )
-    assert out.stderr.endswith("Set HOME to a folder of this user (--debug shows where)\n")
+    assert out.stderr.endswith("Set HOME to your home folder (--debug shows where)\n")
     assert out.stdout == "1\n"
 
 

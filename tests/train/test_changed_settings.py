@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.system import switched_kernels
 from pruned_rnnt.train.engine import train_config
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint, save_checkpoint
 from pruned_rnnt.train.engine.train_config import TrainConfig, pick_device
@@ -131,9 +132,23 @@ def test_scores_of_another_metric_are_not_compared(
     assert same.state.counters.best_score < float("inf") == other.state.counters.best_score
     assert other.state.counters.validations_since_best == 0
     assert "decode.metric: cer -> wer: earlier scores cannot be compared" in caplog.text
-    assert other.checkpoints.best() is not None
+    best = other.checkpoints.best()
+    assert best is not None
+    other.state.counters.step += 1
     other.state.save(other.checkpoints, score=None)
-    assert other.checkpoints.best() is None
+    # Ended before a validation, and continued.
+    other = trainer("wer")
+    for _ in range(2 + other.config.train.keep_last):
+        other.state.counters.step += 1
+        other.state.save(other.checkpoints, score=None)
+    assert other.checkpoints.best() == best
+    # Worse as a number, but that of another metric.
+    other.state.counters.step += 1
+    assert other.state.save(other.checkpoints, score=1e9) == other.checkpoints.best()
+    assert not best.exists()
+    other.state.counters.step += 1
+    other.state.save(other.checkpoints, score=2e9)
+    assert other.checkpoints.best() == other.checkpoints.paths()[-2]
 
 
 def short_run(
@@ -204,7 +219,7 @@ def test_a_torch_without_cuda_beside_a_driver_is_warned_of_once(
     train_config._warn_of_torch_without_cuda.cache_clear()
     pick_device(TrainConfig())
     assert caplog.messages == []
-    monkeypatch.setattr(train_config, "driver", lambda: "580.1")
+    monkeypatch.setattr(switched_kernels, "driver", lambda: "580.1")
     pick_device(TrainConfig(device="cpu"))
     assert caplog.messages == []
     pick_device(TrainConfig())

@@ -254,6 +254,9 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         (np.float64(0.1), r"optimiser\.0 is of type numpy\.float64"),
         (Path("run"), r"optimiser\.0 is of type pathlib\.\w*Path"),
         ({np.str_("a"): 1}, r"a key of optimiser\.0 is of type numpy\.str_"),
+        ({("a", np.str_("b")): 1}, r"a key of optimiser\.0\.1 is of type numpy\.str_"),
+        (torch.eye(2).to_sparse(), r"optimiser\.0 is not a dense tensor .*sparse_coo"),
+        (torch.ones(1).expand(3), r"optimiser\.0 of shape \(3,\) repeats its 4 bytes"),
     ],
 )
 def test_what_could_not_be_read_again_is_not_written(
@@ -264,6 +267,8 @@ def test_what_could_not_be_read_again_is_not_written(
         save_checkpoint(path, {**values(1), "optimiser": [value]})
     assert not path.exists()
     plain = [torch.nn.Parameter(torch.ones(1)), torch.Size([1]), torch.float16, (1, 2j), {3: None}]
+    plain += [b"x", bytearray(b"y"), torch.strided, torch.per_tensor_affine]
+    plain += [{("a", 1): b"x", torch.device("cpu"): 1}]
     save_checkpoint(path, {**values(1), "optimiser": plain})
     assert load_checkpoint(path)["optimiser"] == plain
 

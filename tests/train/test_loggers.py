@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.train.engine import log as log_module
+from pruned_rnnt.train.engine import loggers as loggers_module
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, read_metrics
 from tests.tiny_corpus import tiny_overrides
@@ -130,12 +131,24 @@ def test_unreachable_server_stops_new_runs_alone(
     wandb: Wandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     wandb.unreachable = True
-    with pytest.raises(RuntimeError, match=r"train\.loggers has wandb, .*\(server unreachable\)"):
+    with pytest.raises(ValueError, match=r"train\.loggers has wandb, .*\(server unreachable\)"):
         write(tmp_path, 0, range(1, 4), "tensorboard", "wandb")
     write(tmp_path, 2, range(3, 4), "tensorboard", "wandb")
     assert [line["step"] for line in read_metrics(tmp_path)] == [3]
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("logging to wandb failed (server unreachable) and is switched off")
+
+
+def test_a_logger_that_cannot_be_opened_closes_the_others(
+    wandb: Wandb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ConnectionError("server unreachable")
+
+    monkeypatch.setattr(loggers_module, "_Mlflow", refuse)
+    with pytest.raises(ValueError, match=r"train\.loggers has mlflow"):
+        write(tmp_path, 0, range(1, 4), "wandb", "mlflow")
+    assert wandb.exit_codes == [1]
 
 
 def test_full_disk_names_the_file_and_closes_the_loggers(

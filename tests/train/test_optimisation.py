@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pruned_rnnt.train.engine.average import RunningAverage, mean_of_states
 from pruned_rnnt.train.engine.random_state import (
@@ -193,6 +193,30 @@ def test_averages_of_half_precision_move(dtype: torch.dtype) -> None:
     assert torch.equal(averages[0].state_dict()["weight"], full)
     averages[0].load_state_dict({"weight": torch.tensor([[1.5]], dtype=dtype)}, 5)
     assert averages[0].state_dict()["weight"].item() == 1.5
+
+
+def test_wider_averages_are_moved_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A float32 copy of all parameters at once would double the memory of the average."""
+    model = nn.Sequential(nn.Linear(2, 2).bfloat16(), nn.Linear(2, 2))
+    average = RunningAverage(model, decay=0.5)
+    moved: list[Tensor] = []
+    lerp = torch._foreach_lerp_
+
+    def record(averages: list[Tensor], live: list[Tensor], weight: float) -> None:
+        moved.extend(live)
+        lerp(averages, live, weight)
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", record)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.fill_(4.0)
+    before = average.state_dict()["0.weight"].clone()
+    average.update()
+    assert [id(each) for each in moved] == [id(each) for each in model[1].parameters()]
+    weight = 1 - 2 / 11
+    torch.testing.assert_close(
+        average.state_dict()["0.weight"], before.lerp(torch.tensor(4.0), weight)
+    )
 
 
 def test_shared_module_is_averaged_once() -> None:

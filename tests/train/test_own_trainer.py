@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -396,6 +397,25 @@ def test_a_failing_log_loses_no_steps(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match="no route"):
         trainer(tmp_path, log=log, settings={"save_every": 0}).run()
     assert trainer(tmp_path, settings={"save_every": 0}).step == 3
+
+
+def test_the_error_of_a_log_is_shown_if_saving_fails_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def log(group: str, step: int, values: Mapping[str, float]) -> None:
+        shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
+        (tmp_path / "checkpoints").write_text("a file")
+        raise ConnectionError("no route to host")
+
+    with pytest.raises(ConnectionError, match="no route"):
+        trainer(tmp_path, log=log, settings={"save_every": 0}).run()
+    assert "the last steps could not be saved: " in caplog.text
+
+
+def test_a_frozen_embedding_may_be_sparse(tmp_path: Path) -> None:
+    model = new_net()
+    model.names = nn.Embedding(3, 1, sparse=True).requires_grad_(False)
+    assert trainer(tmp_path, 2, model=model).run() == "finished"
 
 
 def test_a_report_that_cannot_be_written_ends_no_training(

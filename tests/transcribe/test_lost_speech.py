@@ -349,7 +349,7 @@ def test_marks_reach_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     envelope = np.abs(np.sin(np.arange(80000) * 2 * np.pi * 2.5 / 16000))
     soundfile.write(tmp_path / "a.wav", rng.standard_normal(80000) * envelope * 0.3, 16000)
     options = argparse.Namespace(format="text", times=True, output=None, channel=None)
-    run_transcribe(StandIn(lambda *_: True, "mark"), audio_inputs([str(tmp_path)]), options)
+    run_transcribe(StandIn(lambda *_: True, "mark"), audio_inputs([str(tmp_path)]).files, options)
     shown = capsys.readouterr()
     assert "[speech without text]" in shown.out
     assert "a.wav: " in shown.err

@@ -6,6 +6,7 @@ import io
 import json
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -333,6 +334,25 @@ def test_ctrl_c_twice_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert source.read(10) == b""
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_the_microphone_opens_in_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", fake_sounddevice(io.BytesIO(bytes(100))))
+
+    def read() -> bytes:
+        with microphone() as source:
+            return source.read(10)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(read).result() == bytes(10)
+
+
+def test_handlers_that_python_cannot_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", fake_sounddevice(io.BytesIO(bytes(100))))
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("set"))
+    with microphone() as source:
+        assert source.read(10) == bytes(10)
 
 
 def test_options_reach_the_recogniser_and_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import struct
 import sys
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.data.prepare.own_sources import FolderSource
 from pruned_rnnt.transcribe import recordings
 from pruned_rnnt.transcribe.live import open_samples
 from pruned_rnnt.transcribe.transcribe_command import audio_inputs
@@ -63,13 +66,44 @@ def test_all_audio_files_of_a_folder_are_transcribed(
     assert message in capsys.readouterr().err
 
 
+def test_folders_that_cannot_be_listed_are_named(
+    model: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As lost+found at the top of a disk."""
+    listed, closed = os.scandir, [folder / "lost+found"]
+    closed[0].mkdir()
+
+    def scandir(path: Any) -> Any:
+        if Path(path) in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert main(["transcribe", str(model), str(folder)]) == EXIT_FAILED
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 3
+    message = f"audio in {folder}/lost+found is not transcribed: Permission denied"
+    assert message in "".join(shown.err.split("\n"))
+    with pytest.raises(PermissionError):
+        audio_inputs([str(folder / "lost+found")])
+    with pytest.raises(PermissionError):
+        list(FolderSource(folder))
+
+
 def test_links_to_folders_are_followed(tmp_path: Path) -> None:
     for name in ("audio/b.wav", "disk/2024/a.wav"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).touch()
     (tmp_path / "audio/calls").symlink_to(tmp_path / "disk")
     (tmp_path / "disk/up").symlink_to(tmp_path / "audio")
-    found = audio_inputs([str(tmp_path / "audio")])
+    found = audio_inputs([str(tmp_path / "audio")]).files
+    assert [item.name for item in found] == ["b", "calls/2024/a"]
+    # A link beside its folder does not rename the recordings, wherever it is in the order.
+    (tmp_path / "disk/1-newest").symlink_to(tmp_path / "disk/2024")
+    found = audio_inputs([str(tmp_path / "audio")]).files
     assert [item.name for item in found] == ["b", "calls/2024/a"]
 
 

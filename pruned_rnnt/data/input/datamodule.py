@@ -281,9 +281,9 @@ def _first_cuts(cuts: Any, count: int) -> list[Any]:
 def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
     factors = tuple(factor for factor in factors if factor != 1.0)
     if factors:
-        plain = cuts
+        original = cuts
         for factor in factors:
-            cuts = cuts + plain.map(partial(at_speed, speed=factor))
+            cuts = cuts + original.map(partial(at_speed, speed=factor))
     return cuts
 
 

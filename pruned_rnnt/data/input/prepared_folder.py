@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -218,15 +218,23 @@ def building(output: Path | str, resume: str = "") -> Iterator[Path]:
     with exclusive_folder_lock(unfinished, "is being written"):
         if not (resume and (unfinished / resume).exists()):
             _empty(unfinished)
-        if replaced.exists() and not output.exists():  # killed between the two renames below
+        is_whole = (replaced / REPORT_NAME).is_file()
+        if is_whole and not output.exists():  # killed between the two renames below
             replaced.rename(output)
         if replaced.exists():
-            shutil.rmtree(replaced)
+            _remove(replaced)
         yield unfinished
         if output.exists():
             output.rename(replaced)
         unfinished.rename(output)
-    shutil.rmtree(replaced, ignore_errors=True)
+    with suppress(OSError):
+        _remove(replaced)
+
+
+def _remove(replaced: Path) -> None:
+    """Delete an earlier folder; what is left after a kill is known by the missing report."""
+    (replaced / REPORT_NAME).unlink(missing_ok=True)
+    shutil.rmtree(replaced)
 
 
 def _empty(folder: Path) -> None:

@@ -37,8 +37,8 @@ from pruned_rnnt.data.input.manifest_items import item_of, manifest_items, sprea
 
 logger = logging.getLogger(__name__)
 
-# lhotse's resampling takes seconds if rate and speed have a small common divisor, as 22,050 Hz and
-# 0.95. At 16 kHz a speed of two decimals has at most so many phases.
+# lhotse's resampling takes seconds if rate and speed have a small common divisor, such as 22,050 Hz
+# and 0.95. At 16 kHz a speed of two decimals needs at most this many phases.
 _MOST_PHASES = 100
 # The part of the largest duration from which on a batch counts as full.
 _FULL = 0.8

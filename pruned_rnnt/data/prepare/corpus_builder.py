@@ -185,13 +185,14 @@ def _write_errors_reported(output: Path) -> Iterator[None]:
         ) from error
     except (BrokenExecutor, MemoryError) as error:
         raise ValueError(
-            "a process was killed or had too little memory. Run the same command again, perhaps "
-            "with a smaller --num-jobs or --shard-size; it resumes."
+            "a process was killed, perhaps because memory ran out. Run the same command again, "
+            "perhaps with a smaller --num-jobs: it resumes. If that is not enough, choose a "
+            "smaller --shard-size, with which it starts anew."
         ) from error
 
 
 def _is_of(output: Path, path: str) -> bool:
-    """Whether a path is in `output`, or in a folder that `building` makes beside it or above it."""
+    """Whether a path is in `output`, above it, or in a folder that `building` makes beside it."""
     beside = [output.with_name(f"{output.name}{end}") for end in ("", ".unfinished", ".replaced")]
     return output.is_relative_to(path) or any(map(Path(path).is_relative_to, beside))
 

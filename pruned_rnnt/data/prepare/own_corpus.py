@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for split in ("dev", "test"):
         text = f"fraction of the utterances to draw for {split} if SOURCE has no splits"
         add_number_arguments(parser, NumberOption(f"{split}-share", 0.05, "P", text))
-    text = "draw at most N utterances each for dev and test"
+    text = "draw at most N utterances each for dev and test, twice that if whole speakers are drawn"
     add_number_arguments(parser, NumberOption("held-out-most", 5000, "N", text))
     parser.add_argument(
         "--only-test",

@@ -7,6 +7,7 @@ entry in memory at a time, and the look-up tables of a Kaldi directory or a pair
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from pruned_rnnt.data.prepare.toolkit_sources import (
     json_object,
 )
 from pruned_rnnt.system.folders import files_below
+
+logger = logging.getLogger(__name__)
 
 Kind = Literal[
     "folder",
@@ -125,11 +128,17 @@ def _listed_by_metadata(folder: Path) -> Iterable[CorpusEntry] | None:
     parts = {child: _metadata_source(child) for child in named if child.is_dir()}
     listed = {child.name: part for child, part in parts.items() if part is not None}
     for child, part in parts.items():
-        if listed and part is None and _has_audio(child):
-            raise ValueError(
-                f"{child} has audio, but no {' or '.join(_METADATA_NAMES)} that lists it by path "
-                "and text, as other splits have: add one, or move the folder elsewhere"
-            )
+        # A name of two letters may be that of a language.
+        if not listed or part is not None or len(child.name) == 2 or not _has_audio(child):
+            continue
+        problem = (
+            f"{child} has audio, but no {' or '.join(_METADATA_NAMES)} that lists it by path and "
+            "text, as other splits have"
+        )
+        if split_name(child.name) != "test":
+            raise ValueError(f"{problem}: add one, or move the folder elsewhere")
+        # The test set of a competition has no texts.
+        logger.warning("%s: it is left out", problem)
     return _SplitFolders(listed) if listed else None
 
 
@@ -142,7 +151,7 @@ def _metadata_source(folder: Path) -> Iterable[CorpusEntry] | None:
         path = folder / name
         if not path.is_file():
             continue
-        # A file of this name may have nothing to do with the audio.
+        # A file of this name without a header may have nothing to do with the audio.
         if path.suffix == ".jsonl":
             first = next((line for _, line in text_lines(path)), "")
             if has_audio_path(json_object(first)):
@@ -170,9 +179,9 @@ class _SplitFolders:
 class FolderSource:
     """Audio files at any depth below `folder`, the text of each in a .txt file of the same stem.
 
-    A top-level directory named as a split is one, but for the names of two letters, which are also
-    those of languages. Links to folders are followed;
-    each folder is read once. A text file without audio is an entry with a problem.
+    A top-level folder with the name of a split is one, unless the name has two letters, as those of
+    languages. Links to folders are followed; each folder is read once. A text file without audio is
+    an entry with a problem.
 
     Raises ValueError if there is no audio.
     """

@@ -16,6 +16,7 @@ _ALIASES = {
     "dev": ("dev", "valid", "validation", "val", "cv"),
     "test": ("test", "eval", "evaluation", "tt"),
 }
+_NO_LANGUAGE = "utterances without a language"
 _WHY_NO_SPEAKERS = (
     "because speakers are unknown, or too few or with too many utterances to hold some out"
 )
@@ -28,14 +29,14 @@ class SplitPlan:
     from_source: the source names the splits of at least one language. What is held out is then
         only of training entries.
     by_speaker: the languages of which whole speakers are held out, so that what is drawn from them
-        shares no speaker with train.
-    speakers, utterances: the split of each held-out speaker of these languages, and of each
-        held-out utterance id of the others; all else is training.
+        shares no speaker with train in this language.
+    speakers: the split of each held-out (language, speaker) of these languages.
+    utterances: the split of each held-out utterance id of the others; all else is training.
     """
 
     from_source: bool
     by_speaker: frozenset[str] = frozenset()
-    speakers: dict[str, str] = field(default_factory=dict)
+    speakers: dict[tuple[str, str], str] = field(default_factory=dict)
     utterances: dict[str, str] = field(default_factory=dict)
 
     def split_of(self, entry: CorpusEntry) -> str | None:
@@ -43,7 +44,7 @@ class SplitPlan:
         if self.from_source and not _is_train(entry):
             return split_name(entry.split)
         if entry.language in self.by_speaker:
-            return self.speakers.get(entry.speaker, "train")
+            return self.speakers.get((entry.language, entry.speaker), "train")
         return self.utterances.get(entry.id, "train")
 
     def describe(self) -> str:
@@ -52,28 +53,31 @@ class SplitPlan:
         if not self.by_speaker:
             return f"a speaker may be in several splits, {_WHY_NO_SPEAKERS}"
         if not self.utterances:
-            return "no speaker is in two splits"
-        languages = ", ".join(sorted(self.by_speaker))
+            one = " of one language" * (len(self.by_speaker) > 1)
+            return f"no speaker is in two splits{one}"
+        languages = ", ".join(sorted(name or _NO_LANGUAGE for name in self.by_speaker))
         return (
-            f"no speaker of {languages} is in two splits; one of other languages may be, "
+            f"no speaker is in two splits of {languages}; in other languages one may be, "
             f"{_WHY_NO_SPEAKERS}"
         )
 
     def _drawn(self) -> str:
         drawn = ""
         if self.speakers:
-            count, names = len(self.speakers), _names(self.speakers)
-            drawn = f"; {names} is {count} speaker{'s' * (count > 1)} of train, held out from it"
+            count = len({speaker for _, speaker in self.speakers})
+            plural = "s" * (count > 1)
+            drawn = f"; {count} speaker{plural} of train became {_names(self.speakers.values())}"
         if self.utterances:
             drawn += (
-                f"; {len(self.utterances)} train utterances became {_names(self.utterances)}, of "
-                f"speakers who may be in train too, {_WHY_NO_SPEAKERS}"
+                f"; {len(self.utterances)} train utterances became "
+                f"{_names(self.utterances.values())}, of speakers who may be in train too, "
+                f"{_WHY_NO_SPEAKERS}"
             )
         return drawn
 
 
-def _names(held_out: Mapping[str, str]) -> str:
-    return " and ".join(sorted(set(held_out.values())))
+def _names(splits: Iterable[str]) -> str:
+    return " and ".join(sorted(set(splits)))
 
 
 @dataclass(frozen=True)
@@ -120,10 +124,11 @@ def plan_splits(
 
     If any entry of a language names a split, the source decides; if it has no dev split, dev is
     drawn from train, because training needs a split to validate on. Otherwise dev and test are
-    drawn, so that both have all languages. Whole speakers are drawn until dev and test have their
-    shares of the utterances. This needs a speaker for every utterance of train in this language,
-    and enough speakers that none takes more than about twice the share. Otherwise single utterances
-    are drawn. dev and test get about `max_held_out` utterances each at most, and with whole
+    drawn, so that both have all languages. For utterances without a language, the splits named for
+    any language count. Whole speakers are drawn until dev and test have their shares of the
+    utterances. This needs a speaker for every utterance of train in this language, and enough
+    speakers that none takes more than about twice the share. Otherwise single utterances are drawn.
+    dev and test get about `max_held_out` utterances each at most, and with whole
     speakers twice as many. Memory holds a count per speaker, or the ids of the utterances held out.
 
     Raises:
@@ -146,20 +151,21 @@ def plan_splits(
             if not entry.problem:
                 speakers[entry.language][entry.speaker] += 1
     by_speaker: set[str] = set()
-    held_out: dict[str, str] = {}
+    held_out: dict[tuple[str, str], str] = {}
     single: dict[str, dict[str, int]] = {}
     for language, own in sorted(speakers.items()):
         own_total = total if len(speakers) < 2 else own.total()
+        names = named[language] if language else set().union(*named.values())
         shares = {
-            "dev": 0.0 if "dev" in named[language] else dev_share,
-            "test": 0.0 if named[language] else test_share,
+            "dev": 0.0 if "dev" in names else dev_share,
+            "test": 0.0 if names else test_share,
         }
         most = max(1, round(max_held_out * own_total / total))
         wanted = _wanted(shares, own_total, most)
         drawn = None if "" in own else _draw_speakers(own, wanted, own_total, most, seed)
         if drawn is not None:
             by_speaker.add(language)
-            held_out |= drawn
+            held_out |= {(language, speaker): split for speaker, split in drawn.items()}
         elif any(wanted.values()):
             single[language] = wanted
     return SplitPlan(

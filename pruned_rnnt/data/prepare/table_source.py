@@ -23,7 +23,7 @@ COLUMNS = {
     "language": ("language", "locale", "lang"),
 }
 # Names of the begin and the end (or length) of a part of a file. All but the last of each are of
-# other programs, and not read.
+# other programs, and not read: where the audio of each row has been cut, they say from where.
 _BEGINS = ("start", "start_time", "begin", "begin_time", "offset")
 _ENDS = ("stop", "end", "end_time", "duration")
 # The columns of a table without a header, in order.
@@ -31,6 +31,10 @@ _UNNAMED = ("path", "text", "speaker", "split")
 _SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
 # Only this many characters of the first row are searched for column names.
 _MAX_HEADER_CHARACTERS = 10_000
+_NO_PARTS = (
+    "Tables do not support this; make a Kaldi directory with `segments`, or a NeMo manifest with "
+    "`offset` and `duration`, instead"
+)
 _VARIABLE = re.compile(r"\$(\w+)/+")
 
 
@@ -40,8 +44,9 @@ class _NoTableError(ValueError):
 
 @dataclass(frozen=True)
 class _Layout:
-    """columns: index by name. has_header: the first row names the columns.
+    """columns: index by name; `begin` is one that is not read.
 
+    has_header: the first row names the columns.
     quoted: of a table with tabs: whether quotation marks enclose cells (see `TableSource`).
     id_column: index of the utterance ids, in SpeechBrain's tables.
     split_from_folder: the first folder of a path is its split, in Hugging Face's tables.
@@ -78,11 +83,13 @@ class TableSource:
     separator. Without a header, the first text of a table with commas may be the one that is cut:
     there, other numbers of cells are an error.
 
+    Columns such as begin_time and end_time are not read; with them, memory holds all paths.
+
     Raises:
         ValueError: a first row with fewer than two columns, with two columns of one name, or with
-            columns that select parts of files, rows with different numbers of cells in a .csv
-            without a header, an unclosed quotation mark, an encoding other than UTF-8, or `$NAME`
-            without data_root. The message names the line.
+            SpeechBrain's start and stop, two parts of one file (by the columns above), rows with
+            different numbers of cells in a .csv without a header, an unclosed quotation mark, an
+            encoding other than UTF-8, or `$NAME` without data_root. The message names the line.
     """
 
     path: Path
@@ -92,6 +99,7 @@ class TableSource:
     def __iter__(self) -> Iterator[CorpusEntry]:
         layout = self._layout()
         columns, most_cells = layout.columns, 0
+        begins: dict[str, str] = {}
         for line, row in self._rows(layout):
             if not any(cell.strip() for cell in row):
                 continue
@@ -104,18 +112,25 @@ class TableSource:
                 name: row[index].strip() if index < len(row) else ""
                 for name, index in columns.items()
             }
-            name = f"{line:08d}-{Path(cells['path']).stem}"
+            path, begin = cells["path"], cells.get("begin", "")
+            if path and begin and begins.setdefault(path, begin) != begin:
+                raise ValueError(
+                    f"{self.path}:{line}: {path} is in an earlier row too, with another begin: the "
+                    f"rows are parts of files. {_NO_PARTS}; or delete the columns of begin and end "
+                    "if each row has the text of the whole file"
+                )
+            name = f"{line:08d}-{Path(path).stem}"
             if layout.id_column is not None and layout.id_column < len(row):
                 name = row[layout.id_column].strip().replace("/", "-") or name
             split = cells.get("split", "")
             yield CorpusEntry(
                 id=name,
                 origin=f"{self.path}:{line}",
-                audio=self._audio(cells["path"], line),
+                audio=self._audio(path, line),
                 text=cells["text"],
                 speaker=cells.get("speaker", ""),
                 language=cells.get("language", ""),
-                split=split_of_path(cells["path"]) if layout.split_from_folder else split,
+                split=split_of_path(path) if layout.split_from_folder else split,
                 problem=problem,
                 details=details,
             )
@@ -228,12 +243,13 @@ class TableSource:
                     f"{self.path}:1: {count} columns have the name `{lowered[index]}`: rename or "
                     "delete all but one"
                 )
-        if part := part_names(lowered):
+        part = part_names(lowered)
+        if part == ("start", "stop"):
             raise ValueError(
-                f"{self.path}:1: the columns `{part[0]}` and `{part[1]}` select parts of files. "
-                "Tables do not support this; make a Kaldi directory with `segments`, or a NeMo "
-                "manifest with `offset` and `duration`, instead"
+                f"{self.path}:1: the columns `start` and `stop` select parts of files. {_NO_PARTS}"
             )
+        if part is not None:
+            found["begin"] = lowered.index(part[0])
         is_speechbrain = {"ID", "wav"} <= set(names)
         return _Layout(
             found,

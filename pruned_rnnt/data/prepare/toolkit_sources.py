@@ -150,27 +150,37 @@ class JsonSource:
     start at the file's folder; those of `audio_filepath` start at the working directory if they
     exist there, as in NeMo.
 
-    Raises ValueError naming a line that is not a JSON object, or that selects a part by other keys.
+    Keys such as start and end are not read; with them, memory holds all paths.
+
+    Raises ValueError naming a line that is not a JSON object, or the second one of two that select
+    parts of one file by other keys.
     """
 
     path: Path
 
     def __iter__(self) -> Iterator[CorpusEntry]:
+        begins: dict[str, str] = {}
         for number, line in text_lines(self.path):
-            yield self._entry(f"{self.path}:{number}", number, line)
+            yield self._entry(f"{self.path}:{number}", number, line, begins)
 
-    def _entry(self, origin: str, number: int, line: str) -> CorpusEntry:
+    def _entry(self, origin: str, number: int, line: str, begins: dict[str, str]) -> CorpusEntry:
+        """The entry of a line; begins: by path, of earlier lines, in keys that are not read."""
         item = json_object(line)
         if item is None:
             raise ValueError(f"{origin} is not a JSON object: {line.strip()[:100]!r}")
-        part = part_names([name for name, value in item.items() if value is not None])
-        if part not in (None, ("offset", "duration")):
-            raise ValueError(
-                f"{origin}: the keys `{part[0]}` and `{part[1]}` select a part of the file: "
-                "needs `offset` and `duration`, in seconds; rename or remove them"
-            )
         cells = {column: _first(item, names) for column, names in COLUMNS.items()}
         path = cells["path"]
+        named = {name for name, value in item.items() if value is not None}
+        part = part_names(named)
+        if part is not None and not {"offset", "duration"} <= named:
+            begin = str(item[part[0]])
+            if begins.setdefault(str(path), begin) != begin:
+                raise ValueError(
+                    f"{origin}: {path} is in an earlier line too, with another begin: the keys "
+                    f"`{part[0]}` and `{part[1]}` select parts of files, which needs `offset` and "
+                    "`duration`, in seconds; remove them if each line has the text of the whole "
+                    "file"
+                )
         start, duration, problem, details = _part(item)
         if not isinstance(path, str) or not path.strip():
             path, problem = "", f"line without a path ({_NEMO_PATH} or file_name)"

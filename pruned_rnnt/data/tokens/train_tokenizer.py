@@ -138,8 +138,8 @@ def _train(lines: list[str], config: TokenizerConfig, vocab_size: int) -> Tokeni
         eos_id=-1,
         pad_id=-1,
         num_threads=1,
-        # Longer lines are left out; by default those above 4,192 bytes.
-        max_sentence_length=max(4192, *(len(line.encode()) for line in lines)),
+        # SentencePiece leaves out longer lines; its default is 4192 bytes.
+        max_sentence_length=max(4192, max(len(line.encode()) for line in lines)),
         minloglevel=2,
     )
     return Tokenizer(model.getvalue())

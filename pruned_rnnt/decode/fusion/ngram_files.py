@@ -220,12 +220,13 @@ def read_orders(path: Path) -> list[NgramList]:
     single: set[str] = {BEGIN, END, UNKNOWN}
     for number, order, log_prob, names, back_off in _arpa_ngrams(path):
         while order > len(words):
+            # The 1-grams are complete once another order begins.
             single.update(*words[:1])
             logs.append(array("d"))
             words.append([])
         names = [normal_form(name) for name in names]
         if order > 1 and not single.issuperset(names):
-            (name, *_) = (name for name in names if name not in single)
+            name = next(name for name in names if name not in single)
             raise ValueError(
                 f"{path}:{number}: {name} is not among the 1-grams of this file, which an n-gram "
                 "model of words needs: add it there, or leave out the n-grams with it"

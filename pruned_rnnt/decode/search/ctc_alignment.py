@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pruned_rnnt.decode.search.interface import Pending
 from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.system.device import to_device
 
@@ -89,6 +90,31 @@ def text_alignment(
     device = log_probs_NTV.device
     targets_NU, counts_N = to_device(targets_NU, device), to_device(counts_N, device)
     return ctc_alignment(log_probs_NTV, lengths_N, targets_NU, counts_N, blank=blank)
+
+
+def launch_alignments(
+    log_probs_NTV: Tensor,
+    lengths_N: Tensor,
+    ranks: Sequence[Sequence[Sequence[int]]],
+    *,
+    blank: int = 0,
+) -> Pending[list[CtcAlignment]]:
+    """`text_alignment` for each rank, on the CPU in the end, without waiting for the device.
+
+    Args:
+        ranks: for each rank, the texts of the N utterances.
+    """
+    tensors: list[Tensor] = []
+    # One rank after the other: all at once would need a copy of the log-probabilities for each.
+    for texts in ranks:
+        tensors += text_alignment(log_probs_NTV, lengths_N, texts, blank=blank)
+    width = len(CtcAlignment._fields)
+    return Pending(
+        tensors,
+        lambda found: [
+            CtcAlignment(*found[first : first + width]) for first in range(0, len(found), width)
+        ],
+    )
 
 
 def _functions(log_probs_NTV: Tensor) -> tuple[_Forward, _FirstFrames]:

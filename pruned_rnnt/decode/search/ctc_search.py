@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.decode.search.back_pointers import pending_trace, stack_steps
-from pruned_rnnt.decode.search.ctc_alignment import text_alignment
+from pruned_rnnt.decode.search.ctc_alignment import launch_alignments
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
 from pruned_rnnt.decode.search.interface import Hypothesis, check_beam, silent_mask
 from pruned_rnnt.decode.search.states import (
@@ -277,21 +277,21 @@ def _with_times(
     found: list[list[Hypothesis]], log_probs_NTV: Tensor, lengths_N: Tensor
 ) -> list[list[Hypothesis]]:
     """The hypotheses with the frames and symbol scores of their best paths."""
-    timed: list[list[Hypothesis]] = [[] for _ in found]
-    # One rank after the other: the log-probabilities of all at once would take their memory again
-    # for each.
-    for rank in range(max(map(len, found), default=0)):
-        symbols = [own[rank].symbols if rank < len(own) else () for own in found]
-        aligned = text_alignment(log_probs_NTV, lengths_N, symbols, blank=BLANK)
-        frames, log_probs = aligned.frames_NU.tolist(), aligned.log_probs_NU.tolist()
-        for n, own in enumerate(found):
-            count = len(symbols[n])
-            timed[n] += [
-                replace(
-                    hypothesis,
-                    frames=tuple(frames[n][:count]),
-                    symbol_scores=tuple(log_probs[n][:count]),
-                )
-                for hypothesis in own[rank : rank + 1]
-            ]
-    return timed
+    ranks = [
+        [own[rank].symbols if rank < len(own) else () for own in found]
+        for rank in range(max(map(len, found), default=0))
+    ]
+    aligned = launch_alignments(log_probs_NTV, lengths_N, ranks, blank=BLANK).result()
+    frames = [each.frames_NU.tolist() for each in aligned]
+    log_probs = [each.log_probs_NU.tolist() for each in aligned]
+    return [
+        [
+            replace(
+                hypothesis,
+                frames=tuple(frames[rank][n][: len(hypothesis.symbols)]),
+                symbol_scores=tuple(log_probs[rank][n][: len(hypothesis.symbols)]),
+            )
+            for rank, hypothesis in enumerate(own)
+        ]
+        for n, own in enumerate(found)
+    ]

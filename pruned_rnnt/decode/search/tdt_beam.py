@@ -106,10 +106,10 @@ class TdtBeamSearch(StreamSearch):
             encoded_NTE: (N, T, E) output of `model.encode`.
             lengths: (N,) integer encoder frames.
         """
-        start = self._start(encoded_NTE.size(0), encoded_NTE.device, self.beam_size)
         if len(encoded_NTE) == 0:
             return []
-        # As the other searches, whatever lengths an encoder gives.
+        start = self._start(len(encoded_NTE), encoded_NTE.device, self.beam_size)
+        # Like the other searches, cut lengths that an encoder gives beyond its frames.
         lengths_N = lengths.to(encoded_NTE.device).clamp(max=encoded_NTE.size(1))
         found = self._frames(encoded_NTE, lengths_N, start)
         paths = trace_paths(self._ranked(found.end, self.num_best), found.steps, self._rounds)

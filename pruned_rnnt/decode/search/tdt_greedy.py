@@ -96,7 +96,7 @@ class TdtGreedySearch(SearchByFrames):
             state: before these frames, from `start` or from the last call.
         """
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
-        # As the other searches, whatever lengths an encoder gives: a frame beyond has no place.
+        # Like the other searches, cut lengths that an encoder gives beyond its frames.
         lengths_N = lengths_N.clamp(max=am_NTD.size(1))
         if self._silent_V.device != am_NTD.device:
             self._silent_V = self._silent_V.to(am_NTD.device)
@@ -111,13 +111,13 @@ class TdtGreedySearch(SearchByFrames):
     def _walk(self, am_NTD: Tensor, state: Rows) -> _Walk:
         """A graph for these inputs; single steps on the CPU, and for few frames that are rare."""
         rows, frames, _ = am_NTD.shape
+        if not am_NTD.is_cuda:
+            return _Walk(self, (rows, frames), am_NTD, state)
         size = graph_rows(rows), graph_rows(max(frames, _LEAST_FRAMES))
         if size not in self._walks:
             self._counts[size] += 1
-            is_rare = frames <= _LEAST_FRAMES and self._counts[size] < CAPTURE_AT
-            if is_rare or not am_NTD.is_cuda:
-                own = SharedBuffers(am_NTD.device)
-                return _Walk(self, (rows, frames), am_NTD, state, own)
+            if frames <= _LEAST_FRAMES and self._counts[size] < CAPTURE_AT:
+                return _Walk(self, (rows, frames), am_NTD, state)
             # The graphs would take gigabytes if each had inputs and results of its own.
             self._buffers = self._buffers or SharedBuffers(am_NTD.device)
             self._walks[size] = _GraphWalk(self, size, am_NTD, state, self._buffers)
@@ -146,7 +146,8 @@ class _Walk:
     Args:
         size: R and the most frames T.
         am_NTD, state: example inputs; only their dtypes, device and widths are used.
-        buffers: of the frames and results; walks that share them run one after the other.
+        buffers: of the frames and results; walks that share them run one after the other. None for
+            its own.
     """
 
     def __init__(
@@ -155,8 +156,9 @@ class _Walk:
         size: tuple[int, int],
         am_NTD: Tensor,
         state: Rows,
-        buffers: SharedBuffers,
+        buffers: SharedBuffers | None = None,
     ) -> None:
+        buffers = buffers or SharedBuffers(am_NTD.device)
         self._search = search
         rows, frames = size
         most = search.max_symbols_per_frame

@@ -23,8 +23,8 @@ class RunningAverage:
     torch.optim.swa_utils.AveragedModel is not a substitute: it copies in the first update instead
     of averaging, keeps a second module, and names the saved parameters `module.*`.
 
-    Averages of float16 and bfloat16 parameters are float32: a movement of a hundredth of a
-    difference is less than their spacing, so that such an average would stand still.
+    Averages of float16 and bfloat16 parameters are float32: in their own type a step of 1 % of the
+    difference is often rounded away, so that the average would stand still.
 
     Args:
         ranks: processes with the same model, each of which keeps the average of some parameters; in
@@ -52,8 +52,10 @@ class RunningAverage:
             for key, value in self._live.items()
         }
         # Parameters stay the same objects, so their lists are built once.
-        self._moving = (list(self._average.values()), list(self._live.values()))
-        self._are_wider = any(a.dtype != p.dtype for a, p in zip(*self._moving, strict=True))
+        pairs = [(self._average[key], value) for key, value in self._live.items()]
+        alike = [pair for pair in pairs if pair[0].dtype == pair[1].dtype]
+        self._moving = [average for average, _ in alike], [value for _, value in alike]
+        self._wider = [pair for pair in pairs if pair[0].dtype != pair[1].dtype]
         # Within `applied`, the newest values of parameters whose average has another dtype.
         self._newest: dict[int, Tensor] = {}
 
@@ -74,9 +76,11 @@ class RunningAverage:
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         averages, live = self._moving
-        if self._are_wider:
-            live = [p.to(average.dtype) for average, p in zip(averages, live, strict=True)]
-        torch._foreach_lerp_(averages, live, 1 - decay)
+        if averages:
+            torch._foreach_lerp_(averages, live, 1 - decay)
+        # One by one: a wider copy of all at once would need as much memory as the average.
+        for average, value in self._wider:
+            average.lerp_(value.to(average.dtype), 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:

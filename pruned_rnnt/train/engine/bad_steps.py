@@ -84,7 +84,7 @@ def _dump(
         path.write_text(json.dumps(dump, indent=2) + "\n", encoding="utf-8")
         place = f"see {path}"
     except OSError as error:  # such as a full disk: a report must not end the training
-        place = f"{path} could not be written ({error.strerror})"
+        place = f"{path} could not be written ({error.strerror or error})"
     sizes = "; ".join(
         ", ".join(f"{name} {value}" for name, value in batch.items()) for batch in shapes
     )

@@ -33,16 +33,19 @@ from pruned_rnnt.model.saved_file import (
     MOST_VALUES,
     UnusableFileError,
     check_contents,
+    describe_tensor,
     read_saved,
 )
 
 FORMAT = "pruned_rnnt checkpoint"
 VERSION = 1
 _SCORES_NAME = "scores.json"
-# What `load_checkpoint` reads. Subclasses, such as numpy's float64 of float, may be others.
+# Types that `load_checkpoint` reads, compared exactly: a subclass, such as numpy's float64 of
+# float, may be refused.
 _CONTAINERS = {dict, OrderedDict, Counter, list, tuple, set}
-_PLAIN = {type(None), bool, int, float, complex, str}
-_OF_TORCH = {Tensor, nn.Parameter, torch.Size, torch.dtype, torch.device}
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
+_TENSORS = {Tensor, nn.Parameter}
+_OF_TORCH = {torch.Size, torch.dtype, torch.device, torch.layout, torch.qscheme}
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
     if fault := describe_unreadable(values):
         raise CheckpointError(
             f"{path} was not written, as it could not be read again: {fault}; a checkpoint has "
-            "only tensors and plain values, so convert it, for example with float()"
+            "only dense tensors and plain values, so convert it, for example with float()"
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     _write_whole(
@@ -72,7 +75,7 @@ def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
 def describe_unreadable(values: Any) -> str:
     """Name the first value or key that `load_checkpoint` would refuse; empty if there is none."""
     # The user may have named further types to torch.
-    known = {*_PLAIN, *_OF_TORCH, *torch.serialization.get_safe_globals()}
+    known = {*_PLAIN, *_OF_TORCH, *_TENSORS, *torch.serialization.get_safe_globals()}
     count = 0
     waiting = [("", values)]
     while waiting:
@@ -84,16 +87,15 @@ def describe_unreadable(values: Any) -> str:
                 return f"it holds more than {MOST_VALUES:,} values"
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in items:
-                if type(key) not in _PLAIN:
-                    return f"a key of {name or 'it'} is of type {_full_name(type(key))}"
-                waiting.append((f"{name}.{key}" if name else str(key), item))
+                waiting += [
+                    (f"a key of {name or 'it'}", key),
+                    (f"{name}.{key}" if name else str(key), item),
+                ]
         elif kind not in known:
-            return f"{name} is of type {_full_name(kind)}"
+            return f"{name} is of type {kind.__module__}.{kind.__qualname__}"
+        elif kind in _TENSORS and (fault := describe_tensor(value, of_file=False)):
+            return f"{name} {fault}"
     return ""
-
-
-def _full_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def load_checkpoint(path: Path | None) -> dict[str, Any]:
@@ -164,15 +166,14 @@ class CheckpointFolder:
         With `keep_all` none is removed: the new one may be worse than the earlier ones. Later ones,
         which were unreadable when the run continued from an earlier one, stay until the run reaches
         their step; their scores are dropped. `drop_scores` drops those of all earlier ones, which
-        were measured in another way.
+        were measured in another way, if the new one has a score; until then, they are kept for it.
         """
         path = self.path(step)
-        if drop_scores or values["score"] is not None:
+        if values["score"] is not None:
             # Before the checkpoint: a run that is killed in between repeats the validation, while
             # a checkpoint without its score would never be the best.
             scores = {} if drop_scores else self._scores()
-            if values["score"] is not None:
-                scores[path.name] = values["score"]
+            scores[path.name] = values["score"]
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write_scores(scores)
         save_checkpoint(path, values)

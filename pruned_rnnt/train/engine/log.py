@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +17,7 @@ from rich.text import Text
 
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.console import bar_columns
+from pruned_rnnt.system.json_file import with_nan, without_nan
 from pruned_rnnt.system.whole_files import write_lines
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.loggers import MetricLogger, open_loggers, warn_switched_off
@@ -166,9 +166,12 @@ class RunLog:
             self._in_each(lambda each: each.close(failed=kind is not None))
         finally:
             if self._metrics is not None:
-                # Writes a line again that failed before; the error of then is the one to show.
-                with suppress(OSError) if kind is not None else nullcontext():
+                try:
                     self._metrics.close()
+                except OSError:
+                    # Closing writes a failed line again; the first error is the one to show.
+                    if kind is None:
+                        raise
 
 
 class _FullLines(logging.Formatter):
@@ -228,20 +231,15 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         if isinstance(line, dict) and isinstance(line.get("step"), int):
-            line = {name: math.nan if value is None else value for name, value in line.items()}
+            line = with_nan(line)
             if _are_metrics(line):
                 lines.append(line)
     return lines
 
 
-def _metrics_line(values: Mapping[str, Any]) -> str:
+def _metrics_line(values: dict[str, Any]) -> str:
     """A line of metrics.jsonl. JSON has no NaN and infinity, so they are null."""
-    return json.dumps(
-        {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-    )
+    return json.dumps(without_nan(values))
 
 
 def _are_metrics(line: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,7 +66,7 @@ def open_loggers(
         settings: nested configuration, to be shown.
 
     Raises:
-        RuntimeError: one of a new run cannot be opened; the message names it.
+        ValueError: one of a new run cannot be opened; the message names it.
     """
     makers: dict[str, Callable[..., MetricLogger]] = {
         "tensorboard": _TensorBoard,
@@ -80,7 +81,10 @@ def open_loggers(
             if name == "tensorboard" or isinstance(error, ImportError):
                 raise
             if step == 0:
-                raise RuntimeError(
+                for each in opened.values():
+                    with suppress(Exception):  # a server of this one may fail, too
+                        each.close(failed=True)
+                raise ValueError(
                     f"train.loggers has {name}, which could not be opened ({_reason(error)}): "
                     "correct that, or leave it out"
                 ) from error

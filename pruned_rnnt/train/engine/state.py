@@ -172,7 +172,7 @@ class TrainingState:
             keep_all=self.counters.consecutive_bad_steps > 0,
             drop_scores=self._drops_scores,
         )
-        self._drops_scores = False
+        self._drops_scores = self._drops_scores and score is None
         note = "" if score is None else " with its validation"
         log_info(logger, f"saved {path.name}{note}", f"saved {path}{note}")
         return path
@@ -249,6 +249,8 @@ class TrainingState:
         if values["scaler"]:  # empty unless the checkpoint was trained in float16
             self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters.from_state_dict(values["counters"])
+        # Scores that are left are those of other settings: the run ended before a new one.
+        self._drops_scores = values["counters"].get("best_score") == math.inf
         self._restart_scores([line for line in different if line.startswith(_SCORE_KEYS)])
         self._restore_position(values, different, allow_changes)
         if self.average is not None and values["average"] is not None:
@@ -279,7 +281,8 @@ class TrainingState:
         if self.ranks.is_first and math.isfinite(self.counters.best_score):
             logger.warning(
                 "%s: earlier scores cannot be compared with new ones, so the best checkpoint is "
-                "chosen from here on",
+                "chosen from here on; the best so far is removed after the next validation: copy "
+                "it if you need it",
                 "; ".join(changed),
             )
         self.counters.best_score, self.counters.validations_since_best = math.inf, 0

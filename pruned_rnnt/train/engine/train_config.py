@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pruned_rnnt.config.checks import check_at_least, check_choices, check_fractions
-from pruned_rnnt.system.switched_kernels import driver
 from pruned_rnnt.train.engine.loggers import LOGGERS
 
 if TYPE_CHECKING:
@@ -137,8 +136,12 @@ def pick_device(config: TrainConfig, local_rank: int = 0) -> torch.device:
         )
     if config.device != "cpu" and torch.cuda.is_available():
         return torch.device("cuda", local_rank)
-    if config.device == "auto" and torch.version.cuda is None and driver():
-        _warn_of_torch_without_cuda(torch.__version__)
+    if config.device == "auto" and torch.version.cuda is None:
+        # Here, as `pruned-rnnt --help` need not wait for it.
+        from pruned_rnnt.system.switched_kernels import driver
+
+        if driver():
+            _warn_of_torch_without_cuda(torch.__version__)
     return torch.device("cpu")
 
 

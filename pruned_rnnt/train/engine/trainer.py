@@ -250,15 +250,18 @@ class Trainer:
 
     @contextmanager
     def _saved_on_errors(self) -> Iterator[None]:
-        """Save before an error of a log ends the run: the steps before it are good.
+        """Save before an error in a log ends the run, as the steps until then are good.
 
-        Other processes would not save with this one.
+        Of several processes, none saves: saving needs all.
         """
         try:
             yield
         except Exception:
             if self.ranks.world_size == 1:
-                self.state.save(self.checkpoints, score=None)
+                try:
+                    self.state.save(self.checkpoints, score=None)
+                except Exception as error:  # the first one is the one to show
+                    logger.warning("the last steps could not be saved: %s", error)
             raise
 
     def _write_log(self) -> None:

@@ -127,7 +127,8 @@ def estimate(
     """
 
     def make(changed: ExperimentConfig, ranks: Ranks, device: torch.device) -> SpeechTask:
-        # A fine-tuning that is continued reads files of its run.
+        # Built with the run's own folder, where a continued fine-tuning finds its tokens; it writes
+        # into the temporary one.
         task = make_task(config, ranks, device)
         task.config = changed
         return task
