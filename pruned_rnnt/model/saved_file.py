@@ -1,4 +1,5 @@
-"""Read files of torch.save that may be damaged or come from an untrusted source.
+"""Read files of torch.save that may be damaged or come from an untrusted source, and know what
+must not be written because they would be refused.
 
 What a file holds is checked before anything reads the elements of its tensors. A tensor may be a
 view that repeats its storage, so a small file can describe a tensor that takes hours to read;
@@ -10,19 +11,26 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # A training state of a large model has some ten thousand values, and 700 for each GPU.
-MOST_VALUES = 500_000
+_MOST_VALUES = 500_000
 # Several names may share one tensor, such as tied weights.
 _MOST_REPEATS = 4
 _SMALL_BYTES = 1 << 20
 _SHOWN = 80  # characters of a name in a message
+# Types that torch reads without running code, compared exactly: a subclass, such as numpy's float64
+# of float, may be refused.
+_CONTAINERS = {dict, OrderedDict, Counter, list, tuple, set}
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
+_TENSORS = {Tensor, nn.Parameter}
+_OF_TORCH = {torch.Size, torch.dtype, torch.device, torch.layout, torch.qscheme}
 _ZIP_START = b"PK\x03\x04"
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
@@ -31,7 +39,7 @@ def describe_unusable(values: Any, file_bytes: int) -> str:
     """Describe the first value that cannot be read safely; empty if there is none.
 
     Refused are tensors that are larger than their storage, or not dense on the CPU (meta, sparse
-    and quantised ones), storages larger than the file, and more than `MOST_VALUES` values.
+    and quantised ones), storages larger than the file, and more than `_MOST_VALUES` values.
 
     Args:
         values: what `torch.load` returned: nested dicts, lists and tuples.
@@ -44,13 +52,11 @@ def describe_unusable(values: Any, file_bytes: int) -> str:
         name, value = waiting.pop()
         if isinstance(value, Mapping | list | tuple | set):
             count += len(value)
-            if count > MOST_VALUES:
-                return f"it holds more than {MOST_VALUES:,} values"
-            items = value.items() if isinstance(value, Mapping) else enumerate(value)
-            prefix = f"{name[:_SHOWN]}." if name else ""
-            waiting += [(f"{prefix}{str(key)[:_SHOWN]}", item) for key, item in items]
+            if count > _MOST_VALUES:
+                return f"it holds more than {_MOST_VALUES:,} values"
+            waiting += _members(name, value)
         elif isinstance(value, Tensor):
-            if fault := describe_tensor(value):
+            if fault := _fault(value):
                 return f"the tensor {name} {fault}"
             total += value.numel() * value.element_size()
             storage = value.untyped_storage()
@@ -63,7 +69,41 @@ def describe_unusable(values: Any, file_bytes: int) -> str:
     return ""
 
 
-def describe_tensor(value: Tensor, *, of_file: bool = True) -> str:
+def describe_unreadable(values: Any) -> str:
+    """Name the first value or key that `read_saved` would refuse; empty if there is none.
+
+    Args:
+        values: what `torch.save` is to write: nested dicts, lists and tuples.
+    """
+    # The user may have named further types to torch.
+    known = {*_PLAIN, *_OF_TORCH, *_TENSORS, *torch.serialization.get_safe_globals()}
+    count = 0
+    waiting = [("", values)]
+    while waiting:
+        name, value = waiting.pop()
+        kind = type(value)
+        if kind in _CONTAINERS:
+            count += len(value)
+            if count > _MOST_VALUES:  # also if it contains itself
+                return f"it holds more than {_MOST_VALUES:,} values"
+            waiting += _members(name, value)
+            if isinstance(value, dict):
+                waiting += [(f"a key of {name or 'it'}", key) for key in value]
+        elif kind not in known:
+            return f"{name} is of type {kind.__module__}.{kind.__qualname__}"
+        elif kind in _TENSORS and (fault := _fault(value, of_file=False)):
+            return f"{name} {fault}"
+    return ""
+
+
+def _members(name: str, container: Any) -> list[tuple[str, Any]]:
+    """The values in a container, with their names in it."""
+    items = container.items() if isinstance(container, Mapping) else enumerate(container)
+    prefix = f"{name[:_SHOWN]}." if name else ""
+    return [(f"{prefix}{str(key)[:_SHOWN]}", item) for key, item in items]
+
+
+def _fault(value: Tensor, *, of_file: bool = True) -> str:
     """Why a tensor of a file cannot be read safely; empty if it can.
 
     Args:

@@ -14,8 +14,9 @@ from rich.console import Console
 from torch import nn
 
 from pruned_rnnt.model.parameter_values import describe_broken
+from pruned_rnnt.model.saved_file import describe_unreadable
 from pruned_rnnt.train.engine import trainer as engine
-from pruned_rnnt.train.engine.checkpoint import CheckpointFolder, describe_unreadable
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.report import BatchSize
 from pruned_rnnt.train.engine.train_config import TrainConfig

@@ -20,32 +20,24 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import Counter, OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.saved_file import (
-    MOST_VALUES,
     UnusableFileError,
     check_contents,
-    describe_tensor,
+    describe_unreadable,
     read_saved,
 )
 
 FORMAT = "pruned_rnnt checkpoint"
 VERSION = 1
 _SCORES_NAME = "scores.json"
-# Types that `load_checkpoint` reads, compared exactly: a subclass, such as numpy's float64 of
-# float, may be refused.
-_CONTAINERS = {dict, OrderedDict, Counter, list, tuple, set}
-_PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
-_TENSORS = {Tensor, nn.Parameter}
-_OF_TORCH = {torch.Size, torch.dtype, torch.device, torch.layout, torch.qscheme}
 
 logger = logging.getLogger(__name__)
 
@@ -70,32 +62,6 @@ def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
     _write_whole(
         path, lambda file: torch.save({"format": FORMAT, "version": VERSION, **values}, file)
     )
-
-
-def describe_unreadable(values: Any) -> str:
-    """Name the first value or key that `load_checkpoint` would refuse; empty if there is none."""
-    # The user may have named further types to torch.
-    known = {*_PLAIN, *_OF_TORCH, *_TENSORS, *torch.serialization.get_safe_globals()}
-    count = 0
-    waiting = [("", values)]
-    while waiting:
-        name, value = waiting.pop()
-        kind = type(value)
-        if kind in _CONTAINERS:
-            count += len(value)
-            if count > MOST_VALUES:  # also if it contains itself
-                return f"it holds more than {MOST_VALUES:,} values"
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, item in items:
-                waiting += [
-                    (f"a key of {name or 'it'}", key),
-                    (f"{name}.{key}" if name else str(key), item),
-                ]
-        elif kind not in known:
-            return f"{name} is of type {kind.__module__}.{kind.__qualname__}"
-        elif kind in _TENSORS and (fault := describe_tensor(value, of_file=False)):
-            return f"{name} {fault}"
-    return ""
 
 
 def load_checkpoint(path: Path | None) -> dict[str, Any]:
@@ -152,6 +118,16 @@ class CheckpointFolder:
     def paths(self) -> list[Path]:
         """All checkpoints, oldest first; not files of other names, such as a user's copies."""
         return sorted(self.folder.glob(f"step-{'[0-9]' * 8}.pt"))
+
+    def refuse_newer(self, step: int, known: Collection[Path]) -> None:
+        """Raise CheckpointError if there is one of a later step that is not among `known`: another
+        process has trained the run since."""
+        for path in self.paths():
+            if path.name > self.path(step).name and path not in known:
+                raise CheckpointError(
+                    f"{path} is newer than this process, which begins at step {step}: another one "
+                    "has trained the run since; start again to continue from there"
+                )
 
     def save(
         self,

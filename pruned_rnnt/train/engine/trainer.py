@@ -22,7 +22,7 @@ from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.system.whole_files import write_lines
 from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped, dump_bad_step
-from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
+from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, stopped_without_worker
 from pruned_rnnt.train.engine.log import RunLog, log_file
@@ -126,7 +126,7 @@ class Trainer:
         self.checkpoints = CheckpointFolder(
             RunFolder(self.folder).checkpoints, config.train.keep_last, config.train.keep_best
         )
-        self._known_checkpoints = set(self.checkpoints.paths())
+        self._known_checkpoints = self.checkpoints.paths()
         self.state.restore_newest(self.checkpoints, allow_changes=allow_changes)
         self.stop_signals = StopSignals(show_note=self.ranks.is_first)
         self.groups = BatchGroups(self.state.loader, config.train.accumulate, self.ranks)
@@ -392,13 +392,7 @@ class Trainer:
         if self.ranks.is_first:
             require_writable(self.folder, "choose another train.folder")
             stack.enter_context(exclusive_folder_lock(self.folder, "is being trained"))
-            newest = self.checkpoints.path(step)
-            for path in self.checkpoints.paths():
-                if path.name > newest.name and path not in self._known_checkpoints:
-                    raise CheckpointError(
-                        f"{path} is newer than this process, which begins at step {step}: another "
-                        "one has trained the run since; start again to continue from there"
-                    )
+            self.checkpoints.refuse_newer(step, self._known_checkpoints)
         stack.enter_context(log_file(self.folder, self.ranks.rank))
         if self.ranks.is_first:
             write_lines(RunFolder(self.folder).config, [to_yaml(self.config).removesuffix("\n")])
