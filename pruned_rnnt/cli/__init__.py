@@ -159,7 +159,7 @@ def _is_usage_error(error: Exception) -> bool:
 
 
 def _message(error: Exception) -> str:
-    """What a user is told; empty for an error that needs its traceback."""
+    """The line that reports an error; empty for an error whose traceback is needed."""
     if isinstance(error, RuntimeError) and "home directory" in str(error):
         return f"{error} Set HOME to your home folder{_HINT}"
     if _explains_itself(error):

@@ -71,7 +71,26 @@ def test_prepare_resumes_after_a_kill(
     assert sorted(_files(resumed, "*")) == sorted(_files(whole, "*"))
 
 
-def test_prepare_resumes_after_a_full_disk(
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            ["{out} cannot be written (No space left on device)"],
+        ),
+        (
+            BrokenProcessPool("A process in the process pool was terminated abruptly"),
+            [
+                "a process was killed, perhaps because memory ran out. Run the same command",
+                "a smaller --shard-size, with which it starts anew",
+            ],
+        ),
+    ],
+    ids=["full disk", "killed worker"],
+)
+def test_prepare_resumes_after_an_interruption(
+    error: Exception,
+    said: list[str],
     audio: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -80,44 +99,19 @@ def test_prepare_resumes_after_a_full_disk(
     table = write_table(audio, tmp_path)
     made: list[int] = []
 
-    def full_at_the_third(shard: Shard) -> ShardResult:
+    def fails_at_the_third(shard: Shard) -> ShardResult:
         made.append(shard.number)
         if len(made) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
         return write_shard(shard)
 
-    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_writer.write_shard", full_at_the_third)
+    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_writer.write_shard", fails_at_the_third)
     options = ["--tokens", "char", "--num-jobs", "1", "--shard-size", "3"]
     out = tmp_path / "out"
     assert pruned_rnnt(["prepare", "own", str(table), "--output", str(out), *options]) == 1
-    assert f"{out} cannot be written (No space left on device)" in capsys.readouterr().err
-    assert len(all_texts(prepare(table, out, "--shard-size", "3"))) == COUNT
-    assert len(made) == 1 + SHARDS
-
-
-def test_prepare_resumes_after_a_worker_was_killed(
-    audio: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    table = write_table(audio, tmp_path)
-    made: list[int] = []
-
-    def killed_at_the_third(shard: Shard) -> ShardResult:
-        made.append(shard.number)
-        if len(made) == 3:
-            raise BrokenProcessPool("A process in the process pool was terminated abruptly")
-        return write_shard(shard)
-
-    monkeypatch.setattr("pruned_rnnt.data.prepare.shard_writer.write_shard", killed_at_the_third)
-    options = ["--tokens", "char", "--num-jobs", "1", "--shard-size", "3"]
-    out = tmp_path / "out"
-    assert pruned_rnnt(["prepare", "own", str(table), "--output", str(out), *options]) == 1
-    error = capsys.readouterr().err
-    assert "a process was killed, perhaps because memory ran out. Run the same command" in error
-    assert "a smaller --shard-size, with which it starts anew" in error
-    assert "Traceback" not in error
+    shown = capsys.readouterr().err
+    assert all(part.format(out=out) in shown for part in said)
+    assert "Traceback" not in shown
     assert len(all_texts(prepare(table, out, "--shard-size", "3"))) == COUNT
     assert len(made) == 1 + SHARDS
 

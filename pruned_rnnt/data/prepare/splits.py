@@ -128,8 +128,8 @@ def plan_splits(
     any language count. Whole speakers are drawn until dev and test have their shares of the
     utterances. This needs a speaker for every utterance of train in this language, and enough
     speakers that none takes more than about twice the share. Otherwise single utterances are drawn.
-    dev and test get about `max_held_out` utterances each at most, and with whole
-    speakers twice as many. Memory holds a count per speaker, or the ids of the utterances held out.
+    dev and test get about `max_held_out` utterances each at most, and with whole speakers twice as
+    many. Memory holds a count per speaker, or the ids of the utterances held out.
 
     Raises:
         ValueError: shares out of range, or `max_held_out` below 1.
