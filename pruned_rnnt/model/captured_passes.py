@@ -113,19 +113,22 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
 
 
 def captured(
-    run: Callable[[], _T], device: torch.device, pool: Any = None
+    run: Callable[[], _T],
+    device: torch.device,
+    pool: Any = None,
+    stream: torch.cuda.Stream | None = None,
 ) -> tuple[torch.cuda.CUDAGraph, _T]:
     """A graph of the kernels of `run`, which is called twice, and the outputs of its replays.
 
     Args:
         pool: of memory that graphs share; None: this graph has its own.
+        stream: on which all graphs of the pool are captured, because memory that one stream has
+            freed is not used on another.
     """
     graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        # The first call compiles kernels and loads libraries, which cannot be captured.
-        run()
+    stream = stream or torch.cuda.Stream(device)
+    # The first call compiles kernels and loads libraries, which cannot be captured.
+    run()
     with capturing(graph, pool or torch.cuda.graph_pool_handle(), stream):
         outputs = run()
     return graph, outputs

@@ -49,6 +49,7 @@ class GraphMemory(NamedTuple):
     """What all graphs of an encoder share."""
 
     pool: Any
+    stream: torch.cuda.Stream | None
     buffers: SharedBuffers
 
 
@@ -102,8 +103,11 @@ class FrequentGraphs(Generic[_Captured]):
             return None
         if key not in self._graphs:
             if self._memory is None:
-                pool = torch.cuda.graph_pool_handle()
-                self._memory = GraphMemory(pool, SharedBuffers(parameter.device))
+                self._memory = GraphMemory(
+                    pool=torch.cuda.graph_pool_handle(),
+                    stream=torch.cuda.Stream(parameter.device),
+                    buffers=SharedBuffers(parameter.device),
+                )
             try:
                 with torch.autocast(
                     "cuda",
@@ -186,7 +190,7 @@ def _captured_pass(memory: GraphMemory, shape: tuple[int, int, int], encoder: En
         encoded_NTE = memory.buffers.part("encoded", result_NTE.shape, result_NTE.dtype)
         return encoded_NTE.copy_(result_NTE)
 
-    graph, encoded_NTE = captured(encode, device, memory.pool)
+    graph, encoded_NTE = captured(encode, device, memory.pool, memory.stream)
     return _Pass(graph, features_NTF, lengths_N, encoded_NTE)
 
 
@@ -258,5 +262,5 @@ def _captured_chunk(
         encoded_RCE = memory.buffers.part("encoded", result_RCE.shape, result_RCE.dtype)
         return encoded_RCE.copy_(result_RCE)
 
-    graph, encoded_RCE = captured(encode, features_RTF.device, memory.pool)
+    graph, encoded_RCE = captured(encode, features_RTF.device, memory.pool, memory.stream)
     return _Chunk(graph, features_RTF, lengths_R, inputs, encoded_RCE)

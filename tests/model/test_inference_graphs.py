@@ -11,6 +11,7 @@ from pruned_rnnt.decode.build_search import build_search
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import choose_graphs, encode_padded
 from pruned_rnnt.model import inference_graphs
+from pruned_rnnt.model.captured_passes import CAPTURE_AT, pool_bytes
 from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.inference_graphs import FrequentGraphs, InferenceGraphs
 from pruned_rnnt.model.shape_steps import round_down, round_up
@@ -92,6 +93,7 @@ def encoder_with(*values: float) -> torch.nn.Module:
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> FrequentGraphs[object]:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     return FrequentGraphs()
 
 
@@ -156,6 +158,28 @@ def test_replays_equal_eager_passes(
     kept_NTE = first_NTE.clone()
     encode_padded(model, features_NTF + 1, lengths_N, precision)
     assert torch.equal(first_NTE, kept_NTE)
+
+
+@pytest.mark.gpu
+def test_graphs_use_memory_that_others_have_freed() -> None:
+    """Six shapes take little more than the largest alone."""
+    torch.manual_seed(0)
+    model = tiny_model(tiny_zipformer(causal=False)).eval().cuda()
+    bins = model.config.encoder.num_mel_bins
+
+    def memory(sizes: list[int]) -> int:
+        graphs = InferenceGraphs()
+        for utterances in sizes:
+            for _ in range(CAPTURE_AT):
+                features_NTF = torch.randn(utterances, 2000, bins, device="cuda")
+                graphs(model.encoder, features_NTF, torch.full((utterances,), 2000, device="cuda"))
+        assert len(graphs._graphs) == len(sizes)
+        assert graphs._memory is not None
+        return pool_bytes(graphs._memory.pool)
+
+    largest = memory([60])
+    assert largest > 2**28
+    assert memory([60, 56, 52, 48, 44, 40]) <= 1.5 * largest
 
 
 @pytest.mark.gpu

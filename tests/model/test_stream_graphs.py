@@ -40,7 +40,7 @@ class RunAgain:
 
 
 def run_twice(
-    run: Callable[[], torch.Tensor], device: Any, pool: Any
+    run: Callable[[], torch.Tensor], device: Any, pool: Any, stream: Any
 ) -> tuple[RunAgain, torch.Tensor]:
     run()
     output = run()
@@ -52,7 +52,8 @@ class CpuGraphs(StreamGraphs):
 
     def find(self, encoder: Any, shape: Any, capture: Callable[[GraphMemory], Any]) -> Any:
         if shape not in self._graphs:
-            self._memory = self._memory or GraphMemory(None, SharedBuffers(torch.device("cpu")))
+            buffers = SharedBuffers(torch.device("cpu"))
+            self._memory = self._memory or GraphMemory(pool=None, stream=None, buffers=buffers)
             self._graphs[shape] = capture(self._memory)
         return self._graphs[shape]
 
