@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import fcntl
 import logging
 import os
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +63,7 @@ class Names:
     def __init__(self) -> None:
         self.found: set[Any] = set()
 
-    def add(self, kernel: Any, key: Any, arguments: Any, num_warps: int) -> None:
+    def add(self, kernel: Any, key: Any) -> None:
         self.found.add((kernel, key))
 
 
@@ -118,28 +118,24 @@ def test_variants_are_compiled_together_and_not_launched(
     assert "fused kernels: 0 compiled, 1 loaded" in caplog.text
 
 
-def test_threads_that_load_at_once_do_not_exchange_launchers(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Python gives the launchers of Triton 3.6 one module; see `variants._with_own_launcher`."""
-    module = SimpleNamespace()
-    both_loaded = threading.Barrier(2)
-
-    def launcher_cls(source: Any, metadata: Any) -> Any:
-        module.launch = gpu.launched.append, metadata.name
-        if threading.current_thread() is not threading.main_thread():
-            both_loaded.wait(timeout=60)
-        append, name = module.launch
-        return lambda *arguments: append(name)
-
-    monkeypatch.setattr(gpu, "launcher_cls", launcher_cls)
-    x = torch.zeros(2, 4, 16)
-    with variants.compiled_together(DEVICE):
-        launch()
-        stream.add(x, x, None, None)
-    launch()
-    stream.add(x, x, None, None)
-    assert gpu.launched == ["_swoosh_kernel", "_add_kernel"]
+def test_launches_pass_addresses_and_numbers(gpu: FakeGpu) -> None:
+    """Sizes beyond 32 bits get a variant of their own; an empty grid launches nothing."""
+    x = torch.zeros(2, 3)
+    arguments = (x, None, None, x[1:], None)
+    constants = (False, False, True, 1.0, 1.0, False, 16, 128)
+    for count in (6, 2**40):
+        swoosh._swoosh_kernel((1, 2), *arguments, count, 1, 0, 3, *CONSTANTS, *constants)
+    swoosh._swoosh_kernel((0, 2), *arguments, 6, 1, 0, 3, *CONSTANTS, *constants)
+    types = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int] * 4, *[ctypes.c_float] * 3]
+    assert len(gpu.arguments) == 2
+    for count, launched in zip((6, 2**40), gpu.arguments, strict=True):
+        assert launched[:8] == (1, 2, 1, 128, 1, 1, 0, 0)
+        types[2] = ctypes.c_int if count == 6 else ctypes.c_int64
+        *places, zero, _, _, _ = launched[8]
+        values = [t.from_address(place).value for t, place in zip(types, places, strict=True)]
+        expected = [x.data_ptr(), x[1:].data_ptr(), count, 1, 0, 3, *CONSTANTS]
+        assert values == pytest.approx(expected)
+        assert ctypes.c_int64.from_address(zero).value == 0
 
 
 def test_a_failed_pass_ends_the_collection(gpu: FakeGpu) -> None:
@@ -167,20 +163,6 @@ def test_damaged_entries_are_compiled_again(
     compiled = variants.counts.compiled
     launch()
     assert variants.counts.compiled == compiled
-
-
-def test_a_damaged_library_is_removed(gpu: FakeGpu, tmp_path: Path) -> None:
-    path = tmp_path / "cache" / "x" / "launcher.so"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"")
-    other = tmp_path / "other.so"
-    other.write_bytes(b"")
-    for each in (path, other):
-        with variants.repaired(ImportError("file too short", path=str(each))):
-            assert triton.knobs.compilation.always_compile
-    assert not path.exists()
-    assert other.exists()
-    assert not triton.knobs.compilation.always_compile
 
 
 def test_a_folder_that_cannot_be_written_is_replaced(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,7 +193,10 @@ def test_a_file_that_must_not_be_read_switches_nothing(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        (subprocess.CalledProcessError(1, ["gcc"]), "and the headers of Python (python3-dev)"),
+        (
+            OSError("libcuda.so.1: no such file"),
+            "the first kernel fails (OSError: libcuda.so.1: no",
+        ),
         (TypeError("launch takes 3"), "the first kernel fails (TypeError: launch takes 3)"),
     ],
 )

@@ -4,23 +4,53 @@ Triton binds, checks and hashes all arguments at every call, which takes the hos
 long as a torch op. This launcher looks up the compiled kernel by the properties that Triton
 specialises on: dtypes, alignment of pointers, divisibility of integers, and constants. Sizes such
 as numbers of channels are arguments rather than constants, so that one compiled variant serves all
-models and layers.
+models and layers. CUDA's driver launches what Triton has compiled (see `binary`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from pruned_rnnt.model.kernels import variants
+from pruned_rnnt.model.kernels.binary import Binary
+from pruned_rnnt.model.kernels.variants import ALIGNED
 
 _ALIGNMENT = 16
+_CONSTANT, _PLAIN, _SPECIALISED = "constant", "plain", "specialised"
+# The types of pointers without and with alignment.
+_POINTERS = {
+    dtype: (f"*{name}", f"*{name}{ALIGNED}")
+    for dtype, name in (
+        (torch.float32, "fp32"),
+        (torch.bfloat16, "bf16"),
+        (torch.float16, "fp16"),
+        (torch.float64, "fp64"),
+        (torch.int64, "i64"),
+        (torch.int32, "i32"),
+        (torch.uint8, "u8"),
+        (torch.bool, "i1"),
+    )
+}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class Bound(NamedTuple):
+    """Arguments of a kernel.
+
+    Attributes:
+        parts: of each argument, the type of a pointer or number, with `ALIGNED` if 16 divides it;
+            the value itself of a constant, of None and of a 1 on which Triton specialises.
+        values: addresses and numbers of the arguments whose type is in `parts`.
+    """
+
+    parts: list[Any]
+    values: list[int | float]
 
 
 class Kernel:
@@ -31,60 +61,60 @@ class Kernel:
         unspecialised: names of integers on whose values Triton does not specialise.
 
     Attributes:
-        compiled: variants by device and by `specialisation`.
+        compiled: variants by device, number of warps and `Bound.parts`.
     """
 
     def __init__(self, function: Callable[..., Any], unspecialised: tuple[str, ...]) -> None:
         self.jit = triton.jit(function, do_not_specialize=list(unspecialised))
-        self.compiled: dict[Any, Any] = {}
-        names = list(self.jit.arg_names)
-        self._plain = frozenset(names.index(name) for name in unspecialised)
-        self._constant = frozenset(getattr(self.jit, "constexprs", ()))
+        self.compiled: dict[Any, Binary] = {}
+        constant = frozenset(getattr(self.jit, "constexprs", ()))
+        self._kinds = [
+            _CONSTANT if index in constant else _PLAIN if name in unspecialised else _SPECIALISED
+            for index, name in enumerate(self.jit.arg_names)
+        ]
 
     def __call__(self, grid: tuple[int, ...], *arguments: Any, num_warps: int = 4) -> None:
         """Launch on the current stream, with all arguments of the function in its order."""
         if INTERPRETED:
             self.jit[grid](*arguments)
             return
-        device = torch.cuda.current_device()
-        key = (device, num_warps, *self.specialisation(arguments))
+        parts, values = self.bind(arguments)
+        device = torch._C._cuda_getDevice()
+        key = (device, num_warps, *parts)
         if variants.collector is not None:
-            variants.collector.add(self, key, arguments, num_warps)
+            variants.collector.add(self, key)
             return
-        compiled = self.compiled.get(key)
-        if compiled is None:
-            compiled = variants.compile_variant(self.jit, device, arguments, num_warps)
-            self.compiled[key] = compiled
+        binary = self.compiled.get(key)
+        if binary is None:
+            binary = self.compiled[key] = variants.compile_variant(self.jit, key)
         x, y, z = (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        compiled.run(
-            x,
-            y,
-            z,
-            stream,
-            compiled.function,
-            compiled.packed_metadata,
-            None,
-            None,
-            None,
-            *arguments,
-        )
+        if x and y and z:
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            binary.launch((x, y, z), stream, values)
 
-    def specialisation(self, arguments: tuple[Any, ...]) -> list[Any]:
-        """The properties of arguments of which each combination is compiled by itself."""
+    def bind(self, arguments: tuple[Any, ...]) -> Bound:
+        """What arguments are compiled into, and what is left to pass at each launch."""
         parts: list[Any] = []
-        for index, value in enumerate(arguments):
-            if isinstance(value, Tensor):
-                parts.append((value.dtype, value.data_ptr() % _ALIGNMENT == 0))
-            elif index in self._constant or value is None:
+        values: list[int | float] = []
+        for value, kind in zip(arguments, self._kinds, strict=True):
+            if kind is _CONSTANT or value is None:
                 parts.append(value)
+            elif isinstance(value, Tensor):
+                address = value.data_ptr()
+                plain, aligned = _POINTERS[value.dtype]
+                parts.append(plain if address % _ALIGNMENT else aligned)
+                values.append(address)
             elif isinstance(value, float):
-                parts.append(0.0)
-            elif index not in self._plain:
-                parts.append((value % _ALIGNMENT == 0, value == 1, value >= 2**31))
+                parts.append("fp32")
+                values.append(value)
+            elif kind is _SPECIALISED and value == 1:
+                parts.append(1)
             else:
-                parts.append(value >= 2**31)
-        return parts
+                width = "i32" if value < 2**31 else "i64"
+                is_aligned = kind is _SPECIALISED and value % _ALIGNMENT == 0
+                parts.append(width + ALIGNED if is_aligned else width)
+                values.append(value)
+        return Bound(parts, values)
 
 
 def kernel(*unspecialised: str) -> Callable[[Callable[..., Any]], Kernel]:

@@ -33,16 +33,21 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
+from pruned_rnnt.model.kernels.binary import Binary, Image
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
+# Ends the type of a pointer or integer that 16 divides.
+ALIGNED = ":16"
 # More threads wait for Python's lock.
 _MOST_THREADS = 16
 # Compilations that take longer have a progress bar or a line in the log.
@@ -57,7 +62,6 @@ _NOT_WRITABLE = (
 )
 _MOST_SECONDS_FOR_OTHERS = 120.0
 _repair_lock = threading.RLock()
-_one_thread_loads = threading.Lock()
 
 
 class Counts:
@@ -87,80 +91,66 @@ _other_listener = triton.knobs.compilation.listener
 triton.knobs.compilation.listener = _listen
 
 
-class Variant(NamedTuple):
-    """A compiled kernel, loaded on a device.
-
-    Attributes:
-        run: Triton's launcher of kernels with arguments of these types.
-        function: the handle of the kernel.
-        packed_metadata: for the launcher.
-        compiled: Triton's kernel, which newer versions unload with its last reference.
-    """
-
-    run: Any
-    function: int
-    packed_metadata: Any
-    compiled: Any
-
-
-def compile_variant(jit: Any, device: int, arguments: tuple[Any, ...], num_warps: int) -> Variant:
-    """The variant of a kernel for these arguments, loaded on the device.
+def compile_variant(jit: Any, key: tuple[Any, ...]) -> Binary:
+    """The variant of a kernel, loaded on the current device.
 
     Args:
         jit: Triton's function.
+        key: device, number of warps, and `Bound.parts`.
     """
-    with _one_thread_loads:
-        return _with_own_launcher(_compiled(jit, device, arguments, num_warps))
+    target = _target(key[0])
+    try:
+        return Binary(_image(jit, key, target))
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        with repaired(error):
+            return Binary(_image(jit, key, target))
 
 
-def _with_own_launcher(compiled: Any) -> Variant:
-    """The variant of what Triton has compiled, with a launcher that was loaded in one thread.
-
-    Up to Triton 3.6 each launcher is a C extension, and all of them have the same module name.
-    Python gives them one module object once it loads a file again, from which Triton takes the
-    function: of threads that load at once, one can get the function of another, which then launches
-    a kernel with the wrong arguments. Threads leave the files in the cache, so this takes less than
-    a millisecond.
-    """
-    launcher = triton.runtime.driver.active.launcher_cls(compiled.src, compiled.metadata)
-    return Variant(launcher, compiled.function, compiled.packed_metadata, compiled)
+def _target(device: int) -> GPUTarget:
+    major, minor = torch.cuda.get_device_capability(device)
+    return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-def _compiled(jit: Any, device: int, arguments: tuple[Any, ...], num_warps: int) -> Any:
-    """Triton's compiled kernel, loaded on the device. Threads may share its launcher."""
-
-    def variant() -> Any:
-        compiled = jit.warmup(*arguments, grid=(1,), num_warps=num_warps)
-        _ = compiled.run  # loads it
-        return compiled
-
-    with torch.cuda.device(device):
-        try:
-            return variant()
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            jit.device_caches.clear()  # it keeps kernels that could not be loaded
-            with repaired(error):
-                return variant()
+def _image(jit: Any, key: tuple[Any, ...], target: GPUTarget) -> Image:
+    """The variant of a kernel from Triton's cache, or else from its compiler; needs no GPU."""
+    _, num_warps, *parts = key
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], Any] = {}
+    for index, (name, part) in enumerate(zip(jit.arg_names, parts, strict=True)):
+        if index in jit.constexprs or not isinstance(part, str):
+            signature[name] = "constexpr"
+            constants[index,] = part
+            continue
+        signature[name] = part.removesuffix(ALIGNED)
+        if part.endswith(ALIGNED):
+            attributes[index,] = [["tt.divisibility", 16]]
+    source = ASTSource(jit, signature, constants, attributes)
+    compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
+    metadata = compiled.metadata
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise NotImplementedError(f"kernel {metadata.name} needs scratch memory")
+    types = tuple(each for each in signature.values() if each != "constexpr")
+    threads = metadata.num_warps * metadata.target.warp_size
+    return Image(metadata.name, compiled.asm["cubin"], types, metadata.shared, threads)
 
 
 class Collector:
     """Compiles the variants of the kernels that are called, and launches none."""
 
     def __init__(self, device: int) -> None:
-        self.futures: dict[Any, Future[Any]] = {}
-        self._device = device
+        self.futures: dict[Any, Future[Image]] = {}
+        self._target = _target(device)
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
 
-    def add(self, kernel: Any, key: Any, arguments: tuple[Any, ...], num_warps: int) -> None:
+    def add(self, kernel: Any, key: tuple[Any, ...]) -> None:
         """Start to compile a variant, if it is new."""
         if key in kernel.compiled or (kernel, key) in self.futures:
             return
-        self.futures[kernel, key] = self._pool.submit(
-            _compiled, kernel.jit, self._device, arguments, num_warps
-        )
+        self.futures[kernel, key] = self._pool.submit(_image, kernel.jit, key, self._target)
 
     def finish(self, started: float) -> None:
         """Wait for all variants. One that fails is compiled, and fails, again when launched."""
@@ -171,8 +161,8 @@ class Collector:
         self._pool.shutdown()
         for (kernel, key), future in self.futures.items():
             if future.exception() is None:
-                with _one_thread_loads:
-                    kernel.compiled[key] = _with_own_launcher(future.result())
+                with suppress(RuntimeError):
+                    kernel.compiled[key] = Binary(future.result())
 
     def cancel(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -245,12 +235,7 @@ def repaired(error: Exception) -> Iterator[None]:
     entries.
     """
     with _repair_lock:
-        path = getattr(error, "path", None)
-        if isinstance(error, ImportError) and path is not None:
-            # A damaged library for the launches of a kernel; Triton replaces it only if it is gone.
-            if cache_folder() in Path(path).parents:
-                Path(path).unlink(missing_ok=True)
-        elif isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+        if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
             _use_temporary_folder(error)
         elif isinstance(error, ValueError):
             _remove_unreadable_lists()
