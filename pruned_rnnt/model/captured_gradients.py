@@ -12,14 +12,14 @@ parameters, and an event inside of the graph marks where it is complete:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.side_branch import join_side_branch
+from pruned_rnnt.model.side_branch import is_current, join_side_branch
 
 _PART_BYTES = 25 * 2**20
 # Elements: gradients begin at multiples of 128 bytes, so that kernels can load vectors of them.
@@ -83,7 +83,7 @@ class _Pending:
     def taker(self, total: Tensor) -> Callable[[Tensor], Tensor]:
         def take(grad: Tensor) -> Tensor:
             # Autograd makes the stream of the gradient's function current, perhaps the side branch.
-            with torch.cuda.stream(self.stream):
+            with nullcontext() if is_current(self.stream) else torch.cuda.stream(self.stream):
                 # torch adds many in one launch only if each has the strides of its total.
                 self.pairs.append((total, grad.contiguous().view_as(total)))
                 if len(self.pairs) == len(self.part.views):

@@ -29,10 +29,13 @@ class SideBranch:
 
     A tensor that its kernels read is kept until `join`, so that nothing on the main stream uses
     the memory again, or changes the tensor in place, before they have read it.
+
+    Attributes:
+        main: the stream.
     """
 
     def __init__(self, main: torch.cuda.Stream) -> None:
-        self._main = main
+        self.main = main
         self._stream = torch.cuda.Stream(main.device)
         self._kept: list[Tensor] = []
 
@@ -55,25 +58,26 @@ class SideBranch:
         The main stream must be torch's current one.
         """
         self._kept += read
-        self._stream.wait_stream(self._main)
+        self._stream.wait_stream(self.main)
         # Much faster than torch.cuda.stream, which first asks for the current stream.
         torch.cuda.set_stream(self._stream)
         try:
             yield
         finally:
-            torch.cuda.set_stream(self._main)
+            torch.cuda.set_stream(self.main)
 
     def join(self) -> None:
         """What the main stream launches from here on comes after all launches of this branch."""
         if self._kept:
-            self._main.wait_stream(self._stream)
+            self.main.wait_stream(self._stream)
             self._kept.clear()
 
-    def is_beside_current(self) -> bool:
-        """Whether the main stream is torch's current one."""
-        # torch.cuda.current_stream() takes the host ten times as long.
-        current: int = torch._C._cuda_getCurrentRawStream(self._main.device_index)
-        return current == self._main.cuda_stream
+
+def is_current(stream: torch.cuda.Stream) -> bool:
+    """Whether the stream is torch's current one on its device."""
+    # torch.cuda.current_stream() takes the host ten times as long.
+    current: int = torch._C._cuda_getCurrentRawStream(stream.device_index)
+    return current == stream.cuda_stream
 
 
 def beside(*read: Tensor, where: bool = True) -> AbstractContextManager[None]:
@@ -106,4 +110,4 @@ def join_side_branch() -> None:
 
 
 def _current() -> SideBranch | None:
-    return _active if _active is not None and _active.is_beside_current() else None
+    return _active if _active is not None and is_current(_active.main) else None
