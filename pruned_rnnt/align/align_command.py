@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +78,22 @@ def run_align(
         return write_alignments(results, place, kind, cuts, digest, tokenizer.normalise)
     loader = data.test_loader(split)
     results = align_set(model, tokenizer, data, identity.over(loader), calibration)
-    cuts = {cut.id: cut for cut in data.folder.cuts(split)} if kind == "lhotse" else {}
+    # Those that the loader has in memory.
+    (loaded,) = loader.sampler.cuts
+    cuts = {cut.id: cut for cut in loaded} if kind == "lhotse" else {}
+    results = chain(results, _unread(loaded, identity.audio))
     with progress_bar(console, "aligning, utterances", loader.utterances) as bar:
         counted = bar.over(results, size=lambda _: 1)
         return write_alignments(
             counted, place, kind, cuts, lambda: identity.digest, tokenizer.normalise
         )
+
+
+def _unread(cuts: Iterable[Any], read: Container[str]) -> Iterator[NotAligned]:
+    """The utterances that the loader has left out, with data.bad_audio=skip."""
+    for cut in cuts:
+        if cut.id not in read:
+            yield NotAligned(id=cut.id, reason="it cannot be read: a warning above says why")
 
 
 def _digest(path: Path, text: str) -> str:
@@ -109,9 +120,9 @@ def write_alignments(
     """
     name = place.inputs.split
     failures: list[NotAligned] = []
-    doubtful: list[AlignedUtterance] = []
     unknown: Counter[str] = Counter()
-    aligned = with_unknown = words = 0
+    named: list[tuple[str, float]] = []
+    aligned = doubtful = with_unknown = words = 0
     seconds = score = 0.0
     with place.unfinished() as unfinished:
         with AlignmentWriter(unfinished, kind, name, cuts, normalise) as writer:
@@ -129,7 +140,9 @@ def write_alignments(
                 seconds += result.seconds
                 score += result.word_score
                 if result.word_score < _DOUBTFUL_SCORE:
-                    doubtful.append(result)
+                    doubtful += 1
+                    if doubtful <= _MAX_NAMED:
+                        named.append((result.id, result.word_score))
                 unknown.update(result.unknown)
                 with_unknown += bool(result.unknown)
         if failures:
@@ -141,15 +154,15 @@ def write_alignments(
         logger.warning("not aligned: %s: %s", failure.id, failure.reason)
     if len(failures) > _MAX_NAMED:
         logger.warning("and %d more", len(failures) - _MAX_NAMED)
-    for utterance in doubtful[:_MAX_NAMED]:
+    for utterance, word_score in named:
         logger.warning(
             "%s: the text may not match the audio: score per word %.2f, below %g",
-            utterance.id,
-            utterance.word_score,
+            utterance,
+            word_score,
             _DOUBTFUL_SCORE,
         )
-    if len(doubtful) > _MAX_NAMED:
-        logger.warning("and %d more", len(doubtful) - _MAX_NAMED)
+    if doubtful > _MAX_NAMED:
+        logger.warning("and %d more", doubtful - _MAX_NAMED)
     if unknown:
         logger.warning(
             "%d text%s with characters without a token, which were aligned as <unk>: %s",
@@ -162,7 +175,7 @@ def write_alignments(
     print(f"aligned {aligned} utterances, {words} words, {seconds:.1f} s{mean}: {paths}")
     if doubtful:
         print(
-            f"doubtful: {len(doubtful)}, with a score per word below {_DOUBTFUL_SCORE:g} in "
+            f"doubtful: {doubtful}, with a score per word below {_DOUBTFUL_SCORE:g} in "
             f"{folder / f'{name}-scores.tsv'}"
         )
     if failures:

@@ -34,10 +34,12 @@ from pruned_rnnt.model.speech_model import (
     ctc_log_probs,
 )
 
-# Logits in memory at a time: 128 MB of float32.
+# Values of one layer of the joiner in memory at a time: 128 MB of float32.
 _MAX_LOGITS = 2**25
 # Lattice nodes in one search, which needs about 40 bytes per node.
 _MAX_NODES = 2**23
+# Of one utterance's search.
+_MOST_BYTES = 8 * 10**9
 
 
 class TargetBatch(NamedTuple):
@@ -68,9 +70,23 @@ class SymbolAlignment(NamedTuple):
     durations: tuple[int, ...] = ()
 
 
+def too_long(model: SpeechModel, frames: int, symbols: int) -> str:
+    """Why the search of one utterance would take too much memory; empty if it would not."""
+    durations = len(model.loss_config.durations)
+    # Measured. CTC stores one byte for each of its two states by symbol.
+    node_bytes = 2 if isinstance(model, CtcModel) else 40 + 7 * durations
+    if frames * (symbols + 1) * node_bytes <= _MOST_BYTES:
+        return ""
+    return (
+        f"{frames} frames and {symbols} symbols are too many for one search in memory: split the "
+        "audio and its text"
+    )
+
+
 @torch.inference_mode()
 def align_symbols(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
-    """The most probable path of each utterance through its targets; None if there is no path.
+    """The most probable path of each utterance through its targets; None if there is no path, and
+    for utterances that are `too_long`.
 
     The paths of a transducer are those of the topology that it was trained with. All but 'regular'
     emit at most one symbol per frame, so that more symbols than frames have no path. A model
@@ -80,8 +96,15 @@ def align_symbols(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignmen
     nodes *= 1 + len(model.loss_config.durations)
     utterances = max(1, _MAX_NODES // max(1, nodes))
     parts = zip(*(tensor.split(utterances) for tensor in batch), strict=True)
-    align = _align_ctc if isinstance(model, CtcModel) else _align
-    return [path for part in parts for path in align(model, _without_padding(TargetBatch(*part)))]
+    return [path for part in parts for path in _align_part(model, TargetBatch(*part))]
+
+
+def _align_part(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
+    batch = _without_padding(batch)
+    # Only a part of one utterance can be.
+    if too_long(model, batch.encoded_NTE.size(1), batch.targets_NU.size(1)):
+        return [None]
+    return _align_ctc(model, batch) if isinstance(model, CtcModel) else _align(model, batch)
 
 
 def _without_padding(batch: TargetBatch) -> TargetBatch:
@@ -104,7 +127,7 @@ def _align_ctc(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment |
 def _align(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | None]:
     model = as_transducer(model, "alignment by the joiner")
     rows = lattice_rows(model, batch)
-    lengths = batch.lengths.clamp(min=1), batch.target_lengths
+    lengths = batch.lengths, batch.target_lengths
     best: Alignment | TdtAlignment
     if isinstance(rows, TdtLogProbRows):
         durations = model.loss_config.durations
@@ -115,8 +138,7 @@ def _align(model: SpeechModel, batch: TargetBatch) -> list[SymbolAlignment | Non
     frames_NU = best.frames.long()
     frames_N1U = frames_NU.clamp(min=0)[:, None]
     emitted_NU = rows.emit[:, :, :-1].gather(1, frames_N1U)[:, 0]
-    has_frames_N = batch.lengths.to(best.score.device) > 0
-    has_path = ((best.score > -torch.inf) & has_frames_N).tolist()
+    has_path = (best.score > -torch.inf).tolist()
     results = _results(has_path, frames_NU, emitted_NU, best.score, batch.target_lengths)
     if not isinstance(best, TdtAlignment):
         return results
@@ -148,7 +170,9 @@ def lattice_rows(model: TransducerModel, batch: TargetBatch) -> LogProbRows | Td
     durations, if the model has any."""
     am_NTD = model.joiner.encoder_proj(batch.encoded_NTE)
     lm_NUD = model.joiner.decoder_proj(model.predictor.forward_targets(batch.targets_NU))
-    frames = max(1, _MAX_LOGITS // (lm_NUD.size(0) * lm_NUD.size(1) * model.vocab_size))
+    # The joiner also makes hidden values, which are more for a small vocabulary.
+    width = max(model.vocab_size, am_NTD.size(2))
+    frames = max(1, _MAX_LOGITS // (lm_NUD.size(0) * lm_NUD.size(1) * width))
     has_durations = bool(model.loss_config.durations)
     chunks: list[LogProbRows | TdtLogProbRows] = []
     for begin in range(0, am_NTD.size(1), frames):

@@ -20,7 +20,7 @@ from pruned_rnnt.decode.calibration import Calibration, Distance, fit_confidence
 from pruned_rnnt.decode.decode_set import Decoded
 from pruned_rnnt.decode.encode import encode_batch
 from pruned_rnnt.decode.head_paths import head_paths
-from pruned_rnnt.decode.scoring.error_statistics import right_words
+from pruned_rnnt.decode.scoring.error_statistics import can_align, right_words
 from pruned_rnnt.decode.word_times import (
     FEATURE_SECONDS,
     WORD_START,
@@ -78,20 +78,20 @@ def word_confidences(
 def _words(utterance: Decoded, tokenizer: Tokenizer) -> list[tuple[Sequence[TimedToken], bool]]:
     """The tokens of each word of the best hypothesis, and whether the word is correct.
 
-    Empty if its words are not those of its text, as in scripts without spaces.
+    Empty if its words are not those of its text, as in scripts without spaces, and for texts that
+    are too long to align.
     """
     if not utterance.hypotheses:
         return []
     best, head = utterance.hypotheses[0], utterance.heads[0]
     tokens = timed_tokens(tokenizer.symbols, best.symbols, best.frames, best.symbol_scores, head)
-    parts = [tokens[i:j] for i, j in word_spans([token.token for token in tokens])]
-    named = [(tokenizer.decode([token.symbol for token in part]), part) for part in parts]
-    named = [(word, part) for word, part in named if word]
-    transcript = utterance.transcript
-    if tuple(word for word, _ in named) != transcript.hypothesis:
+    texts = utterance.transcript.reference, utterance.transcript.hypothesis
+    words = tuple(word.word for word in timed_words(tokenizer, tokens))
+    if words != texts[1] or not can_align(*texts):
         return []
-    right = right_words(transcript.reference, transcript.hypothesis)
-    return [(part, is_right) for (_, part), is_right in zip(named, right, strict=True)]
+    parts = [tokens[i:j] for i, j in word_spans([token.token for token in tokens])]
+    parts = [part for part in parts if tokenizer.decode([token.symbol for token in part])]
+    return list(zip(parts, right_words(*texts), strict=True))
 
 
 @torch.inference_mode()

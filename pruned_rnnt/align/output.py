@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import secrets
 import shutil
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -25,16 +25,17 @@ from lhotse.supervision import AlignmentItem
 from pruned_rnnt.align.utterance import AlignedUtterance
 from pruned_rnnt.data.audio.audio_file import without_decoder_messages
 from pruned_rnnt.data.tokens.text_normalisation import normal_form
-from pruned_rnnt.decode.word_times import ctm_text
+from pruned_rnnt.decode.word_times import ctm_text, word_spans
 from pruned_rnnt.run.folder import RunFolder
-from pruned_rnnt.run.result_inputs import ResultInputs
+from pruned_rnnt.run.result_inputs import ResultInputs, name_of_file
 from pruned_rnnt.system.json_file import read_json
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.system.whole_files import write_lines
 
 # Text, start and end in seconds.
 Interval = tuple[str, float, float]
-_NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
+# Praat and its readers refuse intervals without length.
+_SHORTEST = 1e-4
 
 
 class UndividedWordsError(ValueError):
@@ -69,19 +70,31 @@ def cut_with_alignment(
             "ctm or textgrid, or cut the supervisions apart (CutSet.trim_to_supervisions)"
         )
     aligned = {}
+    places = _token_places(words, tokens)
+    word = token = 0
     for supervision, count in zip(in_order, counts, strict=True):
-        limit = words[count].start if count < len(words) else float("inf")
-        own_tokens = [token for token in tokens if token.start < limit]
+        last_word, last_token = word + count, places[word + count]
         aligned[supervision.id] = replace(
             supervision,
             alignment={
                 **(supervision.alignment or {}),
-                "word": words[:count],
-                "token": own_tokens,
+                "word": words[word:last_word],
+                "token": tokens[token:last_token],
             },
         )
-        words, tokens = words[count:], tokens[len(own_tokens) :]
+        word, token = last_word, last_token
     return replace(cut, supervisions=[aligned[s.id] for s in cut.supervisions])
+
+
+def _token_places(words: Sequence[AlignmentItem], tokens: Sequence[AlignmentItem]) -> list[int]:
+    """The number of tokens before each word, and of all."""
+    places = [first for first, _ in word_spans([token.symbol for token in tokens])]
+    if len(places) != len(words):
+        # Unknown words in a row share a token, and a language tag belongs to no word. Then by time,
+        # although a calibration moves words alone.
+        starts = [token.start for token in tokens]
+        places = [bisect_left(starts, word.start) for word in words]
+    return [*places, len(tokens)]
 
 
 def cut_of_file(path: Path, name: str, text: str) -> Any:
@@ -112,9 +125,10 @@ def textgrid(tiers: Sequence[tuple[str, Sequence[Interval]]], seconds: float) ->
 
     Args:
         tiers: name and intervals of each tier, in order of time and not overlapping; gaps become
-            empty intervals, which the format requires.
+            empty intervals, which the format requires, and an interval without length lasts 0.1 ms.
         seconds: length of the audio.
     """
+    tiers = [(name, _with_lengths(intervals)) for name, intervals in tiers]
     ends = [interval[2] for _, intervals in tiers for interval in intervals]
     total = max([seconds, *ends])
     lines = [
@@ -145,6 +159,16 @@ def textgrid(tiers: Sequence[tuple[str, Sequence[Interval]]], seconds: float) ->
                 f"            text = {_quoted(text)}",
             ]
     return "\n".join(lines) + "\n"
+
+
+def _with_lengths(intervals: Sequence[Interval]) -> list[Interval]:
+    found: list[Interval] = []
+    time = 0.0
+    for text, start, end in intervals:
+        start = max(start, time)
+        time = max(end, round(start + _SHORTEST, 4))
+        found.append((text, start, time))
+    return found
 
 
 def _without_gaps(intervals: Sequence[Interval], total: float) -> list[Interval]:
@@ -263,9 +287,9 @@ def location(folder: Path, kind: str, name: str) -> str:
 def file_name(utterance: str) -> str:
     """An utterance id as a file name, different for each id.
 
-    Other than word characters and .+=@- become underscores; some digits of a hash then follow.
+    Some digits of a hash follow a name that `name_of_file` changes.
     """
-    name = _NOT_IN_FILE_NAMES.sub("_", utterance)
+    name = name_of_file(utterance)
     if name == utterance:
         return name
     return f"{name}-{hashlib.sha256(utterance.encode()).hexdigest()[:8]}"

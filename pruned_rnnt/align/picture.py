@@ -17,6 +17,7 @@ from pruned_rnnt.align.best_path import (
     TargetBatch,
     align_symbols,
     lattice_rows,
+    too_long,
 )
 from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.input.batch import Batch
@@ -108,9 +109,18 @@ def draw_utterance(
 
     The occupancy is that of the model's joiner over the whole lattice. The band is the one that the
     simple loss chooses for the pruned loss.
+
+    Raises:
+        ValueError: the utterance is too short for a frame of the encoder, or too long for one
+            search in memory.
     """
     batch = batch.to(next(model.parameters()).device)
     encoded_NTE, frames_N = model.encode(batch.features_NTF, batch.feature_lengths_N)
+    frames, symbol_count = int(frames_N[0]), int(batch.target_lengths_N[0])
+    if frames == 0:
+        raise ValueError(f"{batch.ids[0]} is too short for one encoder frame")
+    if reason := too_long(model, frames, symbol_count):
+        raise ValueError(f"{batch.ids[0]}: {reason}")
     targets = TargetBatch(encoded_NTE, frames_N, batch.targets_NU, batch.target_lengths_N)
     rows = lattice_rows(model, targets)
     loss = model.loss_config
@@ -132,7 +142,7 @@ def draw_utterance(
             step=0,
         )
         bounds = losses.bounds
-    symbols = batch.targets_NU[0, : int(batch.target_lengths_N[0])].tolist()
+    symbols = batch.targets_NU[0, :symbol_count].tolist()
     names = tokenizer.symbols
     seconds, frame = batch.durations[0], frame_seconds(model.encoder)
 
@@ -175,7 +185,7 @@ def draw_utterance(
         bounds,
         alignment,
         target_length=len(symbols),
-        logit_length=int(frames_N[0]),
+        logit_length=frames,
         tokens=[names[symbol] for symbol in symbols],
         frame_seconds=frame,
         title=f"{batch.ids[0]}\nreference:  {isolated(batch.texts[0])}\n"

@@ -7,13 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pruned_rnnt.align.best_path import TargetBatch, align_symbols
+from pruned_rnnt.align.best_path import TargetBatch, align_symbols, too_long
 from pruned_rnnt.data.audio.audio_file import read_audio
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.input.batch import Batch, pad_targets
@@ -31,15 +31,11 @@ from pruned_rnnt.decode.word_times import (
     timed_tokens,
     timed_words,
     word_parts,
-    word_spans,
     words_of_parts,
 )
-from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.transcribe.windows import WindowEncoder
 
-# The search needs about 40 bytes per lattice node: 8 GB.
-_MAX_NODES = 2 * 10**8
 # A word is a character of a script without spaces, or other text between spaces.
 _WORDS = re.compile(rf"[{NO_SPACES}]|[^\s{NO_SPACES}]+")
 
@@ -80,8 +76,7 @@ def align_file(
         calibration: of the model.
 
     Raises:
-        FileNotFoundError, ValueError: as `read_audio`, or the audio and text are too long for
-            one search in memory.
+        FileNotFoundError, ValueError: as `read_audio`.
     """
     samples_S = read_audio(path)
     features_TF = FeatureKind.of_encoder(model.config.encoder).of_recording(samples_S)
@@ -89,12 +84,6 @@ def align_file(
     targets_NU, target_lengths = pad_targets([tokenizer.encode(text)])
     windows = WindowEncoder.as_trained(model, p99_duration)([features_TF])
     encoded_NTE = torch.cat([window.encoded_NTE for window in windows], dim=1)
-    frames, symbols = encoded_NTE.size(1), targets_NU.size(1)
-    if frames * (symbols + 1) > _MAX_NODES:
-        raise ValueError(
-            f"{path} has {frames} frames and the text {symbols} symbols; their product is above "
-            f"{_MAX_NODES}: split the audio and align the parts"
-        )
     batch = Batch(
         features_NTF=features_TF[None],
         feature_lengths_N=torch.tensor([len(features_TF)]),
@@ -105,9 +94,8 @@ def align_file(
         durations=(len(samples_S) / SAMPLING_RATE,),
         words=((),),
     )
-    yield from align_encoded(
-        model, encoded_NTE, torch.tensor([frames]), batch, tokenizer, calibration
-    )
+    frames_N = torch.tensor([encoded_NTE.size(1)])
+    yield from align_encoded(model, encoded_NTE, frames_N, batch, tokenizer, calibration)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +168,7 @@ def align_encoded(
     for n, path in enumerate(align_symbols(model, targets)):
         symbols = texts[n]
         if path is None or not symbols:
-            reason = _failure_reason(symbols, int(lengths[n]), model.loss_config)
+            reason = _failure_reason(model, symbols, int(lengths[n]))
             yield NotAligned(id=batch.ids[n], reason=reason)
             continue
         tokens = timed_tokens(
@@ -222,11 +210,10 @@ def _words(
         return timed_words(tokenizer, tokens, seconds, calibration)
     pieces = [""] * tags + tokenizer.pieces(text)
     spelt = [token._replace(token=piece) for token, piece in zip(tokens, pieces, strict=True)]
-    texts = ["".join(pieces[first:stop]) for first, stop in word_spans(pieces)]
-    words = words_of_parts(
-        word_parts(spelt, seconds, calibration),
-        [text.replace(WORD_START, " ").strip() for text in texts],
-    )
+    parts = word_parts(spelt, seconds, calibration)
+    rest = iter(pieces)
+    texts = ["".join(islice(rest, len(part.symbols))) for part in parts]
+    words = words_of_parts(parts, [text.replace(WORD_START, " ").strip() for text in texts])
     return tuple(part for word in words for part in _divided(word))
 
 
@@ -241,11 +228,14 @@ def _divided(word: TimedWord) -> list[TimedWord]:
     ]
 
 
-def _failure_reason(symbols: list[int], frames: int, loss: LossConfig) -> str:
+def _failure_reason(model: SpeechModel, symbols: list[int], frames: int) -> str:
+    loss = model.loss_config
     if not symbols:
         return "the text is empty"
     if frames == 0:
         return "the audio is too short for one encoder frame"
+    if reason := too_long(model, frames, len(symbols)):
+        return reason
     if loss.kind == "ctc":
         repetitions = sum(before == after for before, after in pairwise(symbols))
         if len(symbols) + repetitions > frames:

@@ -15,6 +15,7 @@ from pruned_rnnt.cli.command import (
 )
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.usage_errors import UsageError
+from pruned_rnnt.system.whole_files import write_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,8 +89,7 @@ def report(options: argparse.Namespace, console: Console) -> int:
         console=console,
     )
     path: Path = options.output or RunFolder(folder).report
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.html, encoding="utf-8")
+    write_lines(path, [page.html])
     for hint in page.hints:
         print(hint)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

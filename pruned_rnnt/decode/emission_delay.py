@@ -17,7 +17,7 @@ import numpy as np
 
 from pruned_rnnt.data.input.batch import AlignedWord
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
-from pruned_rnnt.decode.scoring.error_statistics import align_words
+from pruned_rnnt.decode.scoring.error_statistics import align_words, can_align
 from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.decode.word_times import FEATURE_SECONDS, FRAME_SECONDS, frame_seconds, word_spans
 from pruned_rnnt.model.conformer_settings import ConformerSettings
@@ -83,7 +83,8 @@ def word_delays(
     tokenizer: Tokenizer,
     frame_seconds: float = FRAME_SECONDS,
 ) -> list[WordDelay]:
-    """The delays of an utterance; empty if the times of its words are unknown."""
+    """The delays of an utterance; empty if the times of its words are unknown, or if its texts are
+    too long to align."""
     references = spoken_words(spoken, tokenizer)
     if not references:
         return []
@@ -92,7 +93,10 @@ def word_delays(
     emitted = [
         (word, found.frames[end - 1]) for word, (_, end) in zip(words, spans, strict=True) if word
     ]
-    pairs = align_words([each.word for each in references], [word for word, _ in emitted])
+    texts = [each.word for each in references], [word for word, _ in emitted]
+    if not can_align(*texts):
+        return []
+    pairs = align_words(*texts)
     places, frames = iter(range(len(references))), iter(frame for _, frame in emitted)
     delays = []
     for reference, hypothesis in pairs:

@@ -10,7 +10,7 @@ Axes: N batch, T frames, U symbols, K durations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,14 +19,15 @@ from pruned_rnnt.diagnostics.arguments import checked_occupancy
 from pruned_rnnt.diagnostics.emission_times import Alignment
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.loss.bounds import check_bounds_type
-from pruned_rnnt.loss.checks import check_integer, check_tensor
+from pruned_rnnt.loss.checks import check_integer, check_shape, check_tensor
+from pruned_rnnt.loss.results import TdtOccupancy
 from pruned_rnnt.system.optional_packages import require
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pruned_rnnt.loss.results import Bounds, Occupancy, TdtOccupancy
+    from pruned_rnnt.loss.results import Bounds, Occupancy
 
 PAPER = "#ffffff"
 INK = "#20242c"
@@ -79,15 +80,17 @@ def lattice_figure(
         A Figure for `figure.savefig(path)` or TensorBoard's `add_figure`.
 
     Raises:
-        TypeError: occupancy, bounds, alignment or index is of another type.
-        ValueError: the index or a length is outside the occupancy, or there are fewer tokens than
-            symbols.
+        TypeError: occupancy, bounds, alignment or index is of another type, or the occupancy has
+            no durations although these are given.
+        ValueError: the index or a length is outside the occupancy, bounds or alignment is of
+            another shape, or there are fewer tokens than symbols.
     """
     require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     node_TU = lattice_visits(occupancy, index, logit_length, target_length)
+    check_paths(occupancy, bounds, alignment)
     width, height = lattice_size(*node_TU.shape)
     strip = _strip_height(durations) if durations else 0.0
     figure = Figure(figsize=(width, height + strip), dpi=150, layout="constrained")
@@ -96,7 +99,7 @@ def lattice_figure(
     if durations:
         axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(height, strip))
         frames, columns = node_TU.shape
-        shares_KT = _duration_shares(cast("TdtOccupancy", occupancy), index, frames, columns - 1)
+        shares_KT = _duration_shares(occupancy, index, frames, columns - 1)
         _draw_durations(below, shares_KT, durations)
         plain_axes(below)
     else:
@@ -113,6 +116,26 @@ def lattice_figure(
     return figure
 
 
+def check_paths(
+    occupancy: Occupancy | TdtOccupancy,
+    bounds: Bounds | None,
+    alignment: Alignment | Tensor | None,
+) -> None:
+    """Raises TypeError or ValueError for a band or an alignment of other lattices."""
+    batch, frames = occupancy[0].shape[:2]
+    if bounds is not None:
+        check_bounds_type(bounds)
+        check_shape("bounds.start", bounds.start, (batch, frames), "(N, T)")
+    if alignment is not None:
+        emitted = alignment.frames if isinstance(alignment, Alignment) else alignment
+        check_tensor("alignment", emitted)
+        if emitted.ndim != 1 and (emitted.ndim != 2 or len(emitted) != batch):
+            raise ValueError(
+                f"alignment has shape {tuple(emitted.shape)}; it must be (N, U) with N = {batch}, "
+                "or (U,)"
+            )
+
+
 def draw_lattice(
     axes: Axes,
     node_TU: Tensor,
@@ -126,10 +149,9 @@ def draw_lattice(
 
     Args:
         node_TU: from `lattice_visits`.
-        bounds, alignment, index, tokens: as for `lattice_figure`.
+        bounds, alignment, index, tokens: as for `lattice_figure`; see `check_paths`.
 
     Raises:
-        TypeError: bounds or alignment is of another type.
         ValueError: there are fewer tokens than symbols.
     """
     frame_count, columns = node_TU.shape
@@ -140,7 +162,6 @@ def draw_lattice(
         )
     image = _draw_visits(axes, node_TU)
     if bounds is not None:
-        check_bounds_type(bounds)
         _draw_band(axes, bounds, index, frame_count, columns)
     if alignment is not None:
         _draw_alignment(axes, alignment, index, frame_count, columns)
@@ -229,7 +250,6 @@ def _draw_alignment(
 ) -> None:
     """Draw the best path as a staircase through the nodes, with a dot at each emission."""
     frames = alignment.frames if isinstance(alignment, Alignment) else alignment
-    check_tensor("alignment", frames)
     row = frames[index] if frames.ndim == 2 else frames
     emitted = [int(frame) for frame in row.tolist()[: columns - 1]]
     if any(frame < 0 for frame in emitted):
@@ -289,13 +309,21 @@ def _decorate(axes: Axes, frame_count: int, columns: int, tokens: Sequence[str] 
 
 
 def _duration_shares(
-    occupancy: TdtOccupancy, index: int, logit_length: int, target_length: int
+    occupancy: Occupancy | TdtOccupancy, index: int, logit_length: int, target_length: int
 ) -> Tensor:
     """(K, T_n): the expected number of arcs with each duration that leave each frame.
 
     For durations above 0 this is the share of the paths that take such an arc. For duration 0 it
     may exceed 1, because a path may take several such arcs in one frame.
+
+    Raises:
+        TypeError: the occupancy has no durations.
     """
+    if not isinstance(occupancy, TdtOccupancy):
+        raise TypeError(
+            f"occupancy is a {type(occupancy).__name__}; with durations it must be a TdtOccupancy, "
+            "which a TDT loss returns"
+        )
     arcs_TUK = occupancy.durations[index, :logit_length, : target_length + 1]
     return arcs_TUK.detach().to("cpu").double().nan_to_num(0.0).sum(dim=1).T
 

@@ -18,6 +18,7 @@ from pruned_rnnt.diagnostics.figure import (
     PAPER,
     PATH,
     add_colour_bar,
+    check_paths,
     draw_lattice,
     lattice_size,
     lattice_visits,
@@ -83,6 +84,7 @@ def utterance_figure(
     from matplotlib.figure import Figure
 
     node_TU = lattice_visits(occupancy, 0, logit_length, target_length)
+    check_paths(occupancy, bounds, alignment)
     width, height = lattice_size(*node_TU.shape)
     heights = (1.9, 0.28 * max(1, len(tracks)), height)
     figure = Figure(figsize=(width, sum(heights) + 0.9), dpi=150, layout="constrained")
@@ -107,6 +109,7 @@ def utterance_figure(
     lines = [
         part
         for line in shown
+        if line  # a width of 0 is an error
         for part in wrap(
             line,
             int(width * _TITLE_COLUMNS * len(line) / max(1, columns(line))),

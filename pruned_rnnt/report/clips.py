@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -74,11 +74,11 @@ class ByteBudget:
         self.left = size
         self.left_out = 0
 
-    def take(self, clip: Clip) -> Clip:
-        """The clip; if it does not fit, an empty clip with the reason."""
-        if not clip.url:
-            return clip
-        if len(clip.url) > self.left:
+    def take(self, make: Callable[[], Clip]) -> Clip:
+        """The clip that is made; if it does not fit, an empty clip with the reason. Without bytes
+        left, none is made."""
+        clip = make() if self.left > 0 else None
+        if clip is None or len(clip.url) > self.left:
             self.left_out += 1
             return Clip("", "left out: the page would exceed --megabytes")
         self.left -= len(clip.url)
@@ -175,21 +175,19 @@ class UtterancePictures:
         except Exception as error:  # readers of audio and features raise errors of every kind
             return Clip("", f"no picture: {last_line(error)}")
 
-    def ranges(self, cuts: Sequence[Any]) -> RangeSection | None:
-        """The ranges of the encoder's inputs of matrix products on some utterances.
-
-        None without a checkpoint, or if an utterance cannot be read.
-        """
+    def ranges(self, cuts: Sequence[Any]) -> tuple[RangeSection | None, str]:
+        """The ranges of the encoder's inputs of matrix products on some utterances; without them, a
+        sentence that says why, or none if there is no checkpoint."""
         if self.encoder is None:
-            return None
+            return None, ""
         try:
             features = [self._batch(cut, self.kind).features_NTF[0] for cut in cuts]
-        except Exception:  # as in `clip`, which says why
-            return None
-        least = self.encoder.receptive_field + int(self.kind.needs_samples)
-        features = [each_TF for each_TF in features if len(each_TF) >= least]
-        found = activation_ranges(self.encoder, features)
-        return range_section(found, len(features), self.encoder.config.kind)
+            least = self.encoder.receptive_field + int(self.kind.needs_samples)
+            features = [each_TF for each_TF in features if len(each_TF) >= least]
+            found = activation_ranges(self.encoder, features)
+        except Exception as error:  # of readers, or of an encoder that cannot be copied to the CPU
+            return None, f"No activation ranges: {last_line(error)}."
+        return range_section(found, len(features), self.encoder.config.kind), ""
 
     def _batch(self, cut: Any, kind: FeatureKind) -> Batch:
         dataset = SpeechDataset(

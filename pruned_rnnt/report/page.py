@@ -28,6 +28,7 @@ _TITLE_END, _HEAD_CHARACTERS = "pruned_rnnt report</title>", 4096
 class Page:
     """All that the template shows.
 
+    runs: both, or the one whose two results are compared.
     names: of the run, and of the other one if there is one; different from each other.
     results: every decoded set of the runs, for the table of results, with the run's name.
     hints: what is missing, and the command that makes it.
@@ -36,6 +37,7 @@ class Page:
 
     run: ReportRun
     other: ReportRun | None
+    runs: Sequence[ReportRun]
     names: Sequence[str]
     charts: Sequence[Chart]
     results: Sequence[tuple[str, ScoredSet]]
@@ -45,7 +47,7 @@ class Page:
 
 
 def render_page(page: Page) -> str:
-    """The HTML of a page; all texts are escaped."""
+    """The HTML of a page; all texts are escaped, and what is no Unicode in them replaced."""
     require(*PACKAGES_OF_EXTRA["report"])
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -57,8 +59,10 @@ def render_page(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(json=script_json, percent=percent, clock=clock, signed=signed)
+    is_one_run = len(page.runs) < len(page.names)
+    named = list(zip([page.run.name] if is_one_run else page.names, page.runs, strict=True))
     tables = [table for section in page.sections for table in section.tables]
-    return environment.get_template("report.html").render(
+    html = environment.get_template("report.html").render(
         page=page,
         style=(_FILES / "report.css").read_text(encoding="utf-8"),
         script="".join(
@@ -66,30 +70,25 @@ def render_page(page: Page) -> str:
         ),
         tables={table.name: table.as_json() for table in tables},
         hover=[chart.hover for chart in page.charts],
-        validations=[validation_table(run) for run in (page.run, page.other) if run is not None],
+        validations=[(name, *validation_table(run)) for name, run in named],
         replications=REPLICATIONS,
         most_ratio=MOST_RATIO,
         older=[
             (name, *each)
-            for name, run in zip(page.names, (page.run, page.other), strict=False)
-            if run is not None and not _is_again(page)
+            for name, run in ([] if is_one_run else named)
             for each in run.other_results([scored.result for _, scored in page.results])
         ],
         settings=_settings(page.run),
         differences=_differences(page.run, page.other),
         version=__version__,
     )
+    return html.encode("utf-8", "replace").decode()
 
 
 def is_report(path: Path) -> bool:
     """Whether a file is a page of `render_page`."""
     with path.open(encoding="utf-8", errors="replace") as file:
         return _TITLE_END in file.read(_HEAD_CHARACTERS)
-
-
-def _is_again(page: Page) -> bool:
-    """True if the page compares two results of one run."""
-    return page.other is not None and page.other.folder.resolve() == page.run.folder.resolve()
 
 
 def _settings(run: ReportRun) -> str:

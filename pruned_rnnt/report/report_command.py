@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -88,12 +89,16 @@ def make_report(
     sections = _sections(run, scored, comparisons, names, options, console)
     results = [(names[0], each) for each in scored.values()]
     results += [(names[1], each) for each in second.values()]
-    hints = tuple(_hints(run, other, scored, second))
+    # Two results may be of one run.
+    is_one_run = other is None or run.folder.resolve() == other.folder.resolve()
+    runs = [run] if other is None or is_one_run else [run, other]
+    hints = tuple(_hints(runs, names, scored, second))
     page = Page(
         run=run,
         other=other,
+        runs=runs,
         names=names,
-        charts=training_charts([run] if other is None else [run, other], names),
+        charts=training_charts(runs, names),
         results=results,
         sections=sections,
         hints=hints,
@@ -199,7 +204,7 @@ def _sections(
     options: ReportOptions,
     console: Console | None,
 ) -> list[SetSection]:
-    budget = int(options.megabytes * _MEGABYTE)
+    budget = int(min(options.megabytes * _MEGABYTE, sys.maxsize))  # it may be infinite
     sections = []
     total = sum(len(each.worst(options.utterances)) for each in scored.values())
     with progress_bar(console, "drawing, utterances", total) as bar:
@@ -207,13 +212,16 @@ def _sections(
         for number, (split, each) in enumerate(scored.items()):
             own = ByteBudget(budget // (len(scored) - number))
             left_before = own.left
-            pictures, problems, ranges = None, [], None
+            comparison = comparisons.get(split)
+            pictures, ranges = None, None
+            problems = _problems_of_other(each, comparison, names)
             if options.pictures and options.utterances and each.details.cuts and run.config:
                 pictures, problem = _pictures(run, each.result)
-                problems = [problem] if problem else []
+                problems.append(problem)
                 # One set is enough.
                 if pictures is not None and number == 0:
-                    ranges = pictures.ranges(_spread(list(each.details.cuts.values())))
+                    ranges, problem = pictures.ranges(_spread(list(each.details.cuts.values())))
+                    problems.append(problem)
             worst = []
             for shown in worst_utterances(
                 each,
@@ -221,7 +229,7 @@ def _sections(
                 own,
                 pictures,
                 with_audio=options.audio,
-                comparison=comparisons.get(split),
+                comparison=comparison,
             ):
                 worst.append(shown)
                 done += 1
@@ -231,15 +239,26 @@ def _sections(
                 set_section(
                     f"set-{number}",
                     each,
-                    comparisons.get(split),
+                    comparison,
                     names,
                     worst,
-                    problems,
+                    [problem for problem in problems if problem],
                     own.left_out,
                     ranges,
                 )
             )
     return sections
+
+
+def _problems_of_other(
+    first: ScoredSet, comparison: Comparison | None, names: Sequence[str]
+) -> list[str]:
+    """The problems that the second result of a comparison alone has."""
+    if comparison is None:
+        return []
+    return [
+        f"{names[1]}: {each}" for each in comparison.second.problems if each not in first.problems
+    ]
 
 
 def _spread(cuts: Sequence[Any]) -> Sequence[Any]:
@@ -258,16 +277,15 @@ def _pictures(run: ReportRun, result: ResultFile) -> tuple[UtterancePictures | N
 
 
 def _hints(
-    run: ReportRun,
-    other: ReportRun | None,
+    runs: Sequence[ReportRun],
+    names: Sequence[str],
     scored: dict[str, ScoredSet],
     second: dict[str, ScoredSet],
 ) -> list[str]:
-    """Sentences about missing parts of the page, each with the command that creates the part."""
+    """Sentences about missing parts of the page, each with the command that creates the part, and
+    about sets that are in the table of results alone."""
     hints = []
-    for each in (run, other):
-        if each is None:
-            continue
+    for each in runs:
         if not each.metrics:
             hints.append(f"{each.name} has no metrics.jsonl, so there are no curves.")
         elif each.step < each.steps:
@@ -285,4 +303,10 @@ def _hints(
             f"Nothing is compared, because no set was decoded in both: {', '.join(scored)} in one, "
             f"{', '.join(second)} in the other."
         )
+    hints += [
+        f"{names[1]}, {name}: {problem}"
+        for name, each in second.items()
+        if name not in scored
+        for problem in each.problems
+    ]
     return hints

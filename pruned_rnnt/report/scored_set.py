@@ -18,11 +18,10 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.decode.scoring.error_rates import (
     ErrorCounts,
     Transcript,
-    confidence_interval,
     count_errors,
 )
 from pruned_rnnt.decode.scoring.error_statistics import ErrorStatistics, WordPair, align_words
-from pruned_rnnt.decode.scoring.significance import rate_interval
+from pruned_rnnt.decode.scoring.significance import REPLICATIONS, rate_interval
 from pruned_rnnt.decode.word_times import TimedWord
 from pruned_rnnt.run.result_file import ResultFile, ResultUtterance, Token
 
@@ -115,7 +114,6 @@ class GroupRate:
 
     name: str
     utterances: int
-    seconds: float
     errors: ErrorCounts
     interval: tuple[float, float]
 
@@ -161,7 +159,7 @@ class ScoredSet:
     @cached_property
     def interval(self) -> tuple[float, float]:
         """The 95% interval that `pruned-rnnt decode` prints."""
-        return confidence_interval(self.transcripts)
+        return _interval(self.utterances)
 
     @cached_property
     def statistics(self) -> ErrorStatistics:
@@ -306,11 +304,14 @@ def _group_rate(name: str, members: Sequence[ScoredUtterance]) -> GroupRate:
     return GroupRate(
         name=name,
         utterances=len(members),
-        seconds=sum(member.seconds or 0.0 for member in members),
         errors=sum((member.errors for member in members), ErrorCounts()),
-        interval=rate_interval(
-            [member.errors.errors for member in members],
-            [member.errors.reference_words for member in members],
-            replications=_GROUP_REPLICATIONS,
-        ),
+        interval=_interval(members, _GROUP_REPLICATIONS),
     )
+
+
+def _interval(
+    members: Sequence[ScoredUtterance], replications: int = REPLICATIONS
+) -> tuple[float, float]:
+    errors = [member.errors.errors for member in members]
+    words = [member.errors.reference_words for member in members]
+    return rate_interval(errors, words, replications=replications)

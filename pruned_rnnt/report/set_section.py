@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from pruned_rnnt.decode.emission_delay import (
@@ -151,8 +152,8 @@ def worst_utterances(
             pairs=timed_pairs(utterance),
             second=second,
             second_pairs=timed_pairs(second) if second else (),
-            audio=budget.take(audio_clip(cut)) if with_audio else Clip(""),
-            picture=budget.take(pictures.clip(utterance, cut)) if pictures else Clip(""),
+            audio=budget.take(partial(audio_clip, cut)) if with_audio else Clip(""),
+            picture=(budget.take(partial(pictures.clip, utterance, cut)) if pictures else Clip("")),
         )
 
 
@@ -239,6 +240,7 @@ def set_section(
         names: of the run, and of the other one if there is a comparison.
     """
     speakers, languages = scored.by_speaker(), scored.by_language()
+    groups = scored.by_duration(scored.duration_limits())
     problems = [*scored.problems, *problems]
     delays = None
     try:
@@ -249,8 +251,8 @@ def set_section(
         key=key,
         scored=scored,
         comparison=comparison,
-        durations=_duration_chart(key, scored, comparison, names),
-        duration_rows=scored.by_duration(scored.duration_limits()),
+        durations=_duration_chart(key, scored, groups, comparison, names),
+        duration_rows=groups,
         delays=delays,
         speakers=group_table(speakers, f"{key}-speakers", "Speaker", scored.metric)
         if len(speakers) > 1
@@ -273,16 +275,18 @@ def set_section(
 
 
 def _duration_chart(
-    key: str, scored: ScoredSet, comparison: Comparison | None, names: Sequence[str]
+    key: str,
+    scored: ScoredSet,
+    groups: Sequence[GroupRate],
+    comparison: Comparison | None,
+    names: Sequence[str],
 ) -> Chart | None:
-    limits = scored.duration_limits()
-    groups = scored.by_duration(limits)
     if not groups:
         return None
     labels = [group.name for group in groups]
     bars = [_bars(names[0], labels, groups, 0)]
     if comparison is not None:
-        others = comparison.second.by_duration(limits)
+        others = comparison.second.by_duration(scored.duration_limits())
         # The second set may have other utterances.
         labels += [group.name for group in others if group.name not in labels]
         bars = [_bars(names[0], labels, groups, 0), _bars(names[1], labels, others, 4)]

@@ -121,16 +121,14 @@ def training_charts(runs: Sequence[ReportRun], names: Sequence[str]) -> list[Cha
     return charts
 
 
-def series(
-    lines: Sequence[Mapping[str, Any]], name: str, most: int = _MOST_POINTS
-) -> tuple[list[int], list[float]]:
-    """Steps and finite values of a measure, at most `most` points, each a mean of neighbours."""
+def series(lines: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """Steps and finite values of a measure, at most 300 points, each a mean of neighbours."""
     points = [
         (line["step"], float(line[name]))
         for line in lines
         if isinstance(line.get(name), int | float) and math.isfinite(line[name])
     ]
-    size = max(1, math.ceil(len(points) / most))
+    size = max(1, math.ceil(len(points) / _MOST_POINTS))
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     # The last step of a group, so that the curve ends where the run does.
     return [group[-1][0] for group in groups], [fmean([v for _, v in group]) for group in groups]

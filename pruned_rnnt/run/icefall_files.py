@@ -2,7 +2,7 @@
 
 recogs-STEM.txt        `id:<tab>ref=['a', 'b']` and `id:<tab>hyp=[...]`, by utterance
 errs-STEM.txt          %WER (%CER), utterances with errors marked, errors by kind and word
-wer-summary-STEM.txt   `settings<tab>WER` (CER), best setting first
+wer-summary-STEM.txt   `settings<tab>WER` (CER)
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pruned_rnnt.decode.scoring.error_rates import Transcript
+from pruned_rnnt.decode.scoring.error_rates import Transcript, count_errors
 from pruned_rnnt.decode.scoring.error_statistics import (
     ErrorStatistics,
     WordCounts,
     WordPair,
     align_words,
+    can_align,
 )
 from pruned_rnnt.system.whole_files import write_lines
 
@@ -44,7 +45,7 @@ def write_icefall_files(
     lines, error_rate = _error_lines(ordered, metric)
     write_lines(folder / f"recogs-{stem}.txt", _recogs_lines(ordered))
     write_lines(folder / f"errs-{stem}.txt", lines)
-    summary = _summary_lines({setting: error_rate}, metric)
+    summary = [f"settings\t{metric}", f"{setting}\t{error_rate}"]
     write_lines(folder / f"wer-summary-{stem}.txt", summary)
     return error_rate
 
@@ -57,29 +58,24 @@ def _recogs_lines(transcripts: Sequence[Transcript]) -> list[str]:
     return lines
 
 
-def _summary_lines(rates: Mapping[str, float], metric: str) -> list[str]:
-    best_first = sorted(rates.items(), key=lambda item: item[1])
-    return [f"settings\t{metric}", *(f"{setting}\t{rate}" for setting, rate in best_first)]
-
-
 def _error_lines(transcripts: Sequence[Transcript], metric: str) -> tuple[list[str], float]:
     statistics = ErrorStatistics()
     details = []
     for transcript in transcripts:
+        if not can_align(transcript.reference, transcript.hypothesis):
+            details.append(f"{transcript.id}:\ttoo long to align")
+            continue
         pairs = align_words(transcript.reference, transcript.hypothesis)
         statistics.add(pairs)
         details.append(f"{transcript.id}:\t{_marked_text(pairs)}")
-    insertions = statistics.insertions.total()
-    deletions = statistics.deletions.total()
-    substitutions = statistics.substitutions.total()
-    words = sum(len(transcript.reference) for transcript in transcripts)
-    correct = sum(counts.correct for counts in statistics.words.values())
-    errors = insertions + deletions + substitutions
-    rate = f"{100.0 * errors / words:.2f}" if words else "nan"
+    counts = count_errors(transcripts)
+    words = counts.reference_words
+    correct = words - counts.deletions - counts.substitutions
+    rate = f"{100.0 * counts.errors / words:.2f}" if words else "nan"
     lines = [
         f"%{metric} = {rate}",
-        f"Errors: {insertions} insertions, {deletions} deletions, {substitutions} substitutions, "
-        f"over {words} reference words ({correct} correct)",
+        f"Errors: {counts.insertions} insertions, {counts.deletions} deletions, "
+        f"{counts.substitutions} substitutions, over {words} reference words ({correct} correct)",
         "Search below for sections starting with PER-UTT DETAILS:, SUBSTITUTIONS:, DELETIONS:, "
         "INSERTIONS:, PER-WORD STATS:",
         "",

@@ -173,9 +173,9 @@ def _result_file(folder: Path, stem: str) -> ResultFile:
         inputs, named = measured.inputs, measured.configuration
     except (OSError, ValueError):
         inputs, named = None, {}  # the utterances can still be read
-    data_path = ""
-    if inputs is not None and not inputs.own_data:
-        data_path = str(named.get("data", {}).get("path", ""))
+    data, data_path = named.get("data"), ""
+    if inputs is not None and not inputs.own_data and isinstance(data, dict):
+        data_path = str(data.get("path", ""))
     if inputs is not None:
         set_name = inputs.set_name
         setting = f"{inputs.label}-{inputs.checkpoint}-{stem.rpartition('-')[2]}"
@@ -229,19 +229,31 @@ def _in_characters(utterance: ResultUtterance) -> ResultUtterance:
 
 
 def _read_recogs(path: Path) -> tuple[list[ResultUtterance], int]:
-    """The pairs of lines `id:<tab>ref=[...]` and `id:<tab>hyp=[...]`."""
+    """The pairs of lines `id:<tab>ref=[...]` and `id:<tab>hyp=[...]`; other lines of an utterance,
+    such as icefall's timestamps, are skipped. An utterance without the pair counts as damaged."""
     texts: dict[str, dict[str, tuple[str, ...]]] = {}
-    damaged = 0
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         name, _, rest = line.partition(":\t")
         kind, _, words = rest.partition("=")
-        try:
-            texts.setdefault(name, {})[kind] = tuple(ast.literal_eval(words))
-        except (ValueError, SyntaxError):
-            damaged += bool(line.strip())
-    whole = {name: sides for name, sides in texts.items() if sides.keys() == {"ref", "hyp"}}
+        if not line.strip():
+            continue
+        sides = texts.setdefault(name, {})
+        if kind in ("ref", "hyp") and (found := _word_list(words)) is not None:
+            sides[kind] = found
+    whole = {name: sides for name, sides in texts.items() if len(sides) == 2}
     transcripts = [
         Transcript(id=name, reference=sides["ref"], hypothesis=sides["hyp"])
         for name, sides in whole.items()
     ]
-    return [ResultUtterance(transcript=each, sentence=each) for each in transcripts], damaged
+    utterances = [ResultUtterance(transcript=each, sentence=each) for each in transcripts]
+    return utterances, len(texts) - len(whole)
+
+
+def _word_list(text: str) -> tuple[str, ...] | None:
+    """The words of a Python list; None if the text is no list of texts."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    is_list = isinstance(found, list) and all(isinstance(word, str) for word in found)
+    return tuple(found) if is_list else None

@@ -11,11 +11,18 @@ from typing import Any
 
 from pruned_rnnt.system.json_file import from_json
 
-# Keeps the longest file name, with its prefix and fingerprint, below 255 bytes.
+# Keeps the longest file name, with its prefix and digits of a hash, below 255 bytes.
 _MOST_BYTES = 150
 _NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
 # Fields that name the inputs for readers, and do not change what is computed.
 _NAMES = ("split", "data", "own_data", "checkpoint", "label")
+
+
+def name_of_file(text: str) -> str:
+    """A text for the name of a file: at most 150 bytes, and other than word characters and .+=@-
+    become underscores."""
+    name = _NOT_IN_FILE_NAMES.sub("_", text)
+    return name.encode()[:_MOST_BYTES].decode(errors="ignore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +71,7 @@ class ResultInputs:
     def stem(self, digits: int = 8) -> str:
         """SET-LABEL-CHECKPOINT-FINGERPRINT, with so many digits of the fingerprint."""
         parts = (self.set_name, self.label, self.checkpoint)
-        text = _NOT_IN_FILE_NAMES.sub("_", "-".join(part for part in parts if part))
-        while len(text.encode()) > _MOST_BYTES:
-            text = text[:-1]
+        text = name_of_file("-".join(part for part in parts if part))
         return f"{text}-{self.fingerprint[:digits]}"
 
     def equals_up_to_rounding(self, other: ResultInputs) -> bool:

@@ -142,9 +142,10 @@ def save_result(
     stem = free_stem(folder, inputs)
     counts_words = measured.metric == "wer"
     transcripts = words if counts_words else [transcript.characters() for transcript in words]
-    write_icefall_files(folder, stem, inputs.label, transcripts, measured.metric.upper())
+    # First the file that takes a whole decoding to write again.
     lines = (json.dumps(line, ensure_ascii=False) for line in hypotheses)
     write_lines(folder / f"nbest-{stem}.jsonl", lines)
+    write_icefall_files(folder, stem, inputs.label, transcripts, measured.metric.upper())
     for name, found in ((f"languages-{stem}.tsv", languages), (f"delays-{stem}.jsonl", delays)):
         (folder / name).unlink(missing_ok=True)
         if found:

@@ -10,12 +10,14 @@ import soundfile
 import torch
 from lhotse import CutSet
 
+from pruned_rnnt.align import best_path
 from pruned_rnnt.align.utterance import AlignedUtterance, NotAligned, align_batches, align_file
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.features import audio_features
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.head_paths import head_paths
 from pruned_rnnt.train.run import load_model, run_config
@@ -113,6 +115,40 @@ def test_failures_are_reported(
     assert grid.stem == "test-2"
     assert '"blue?"' in grid.read_text()
     assert grid.read_text().count('"<unk>"') == 1  # among the tokens
+
+
+def test_utterances_that_cannot_be_read_are_reported(
+    run: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuts = list(CutSet.from_file(corpus / "test_cuts.jsonl.gz"))
+    cuts[1].features.storage_key = "absent.npy"
+    CutSet.from_cuts(cuts).to_file(corpus / "torn_cuts.jsonl.gz")
+    read: list[str] = []
+    original = PreparedFolder.cuts
+
+    def counted(self: PreparedFolder, split: str, **options: bool) -> CutSet:
+        read.append(split)
+        return original(self, split, **options)
+
+    monkeypatch.setattr(PreparedFolder, "cuts", counted)
+    options = ["--format", "lhotse", "--output", str(tmp_path)]
+    assert main(["align", str(run), "--split", "torn", *options]) == EXIT_FAILED
+    assert read == ["torn"]  # a manifest may be large
+    assert len(CutSet.from_file(tmp_path / "torn_cuts.jsonl.gz")) == len(cuts) - 1
+    listed = (tmp_path / "torn-not-aligned.txt").read_text()
+    assert listed == f"{cuts[1].id}\tit cannot be read: a warning above says why\n"
+
+
+def test_audio_too_long_for_one_search(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(run_config(run))
+    path = tmp_path / "long.wav"
+    soundfile.write(path, speech(2.0), 16000)
+    monkeypatch.setattr(best_path, "_MOST_BYTES", 1000)
+    (found,) = align_file(loaded.model, loaded.tokenizer, path, "red green")
+    assert isinstance(found, NotAligned)
+    assert found.reason.endswith("too many for one search in memory: split the audio and its text")
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe", "word"])

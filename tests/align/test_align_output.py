@@ -104,6 +104,15 @@ def test_textgrid_round_trip_with_gaps() -> None:
     assert read_textgrid(full) == {"words": [("a", 0.0, 2.0)]}
 
 
+def test_textgrid_has_no_interval_without_length() -> None:
+    """A calibration may leave a word no time, also at the end of the audio."""
+    words = [("a", 0.5, 0.5), ("b", 0.5, 0.5), ("c", 0.5, 1.0), ("d", 1.0, 1.0)]
+    tiers = read_textgrid(textgrid([("words", words), ("tokens", [("a", 0.4, 1.0)])], 1.0))
+    assert [word for word, _, _ in tiers["words"] if word] == ["a", "b", "c", "d"]
+    assert tiers["words"][-1] == ("d", 1.0, 1.0001)
+    assert tiers["tokens"][-1] == ("", 1.0, 1.0001)
+
+
 def test_textgrid_files(tmp_path: Path) -> None:
     with AlignmentWriter(tmp_path / "x", "textgrid", "dev", {}) as writer:
         writer.add(utterance())
@@ -204,6 +213,26 @@ def test_supervisions_get_the_words_of_their_text_as_it_was_aligned() -> None:
         cut_with_alignment(by_tokenizer, utterance("u", extra=1))
 
 
+@pytest.mark.parametrize("shift", [-0.15, 0.15])
+def test_tokens_follow_their_words_wherever_a_calibration_places_these(shift: float) -> None:
+    found = utterance("u", extra=1)
+    moved = [word._replace(start=word.start + shift) for word in found.words]
+    aligned = cut_with_alignment(
+        cut("u", ["one", 't"wo three']), replace(found, words=tuple(moved))
+    )
+    tokens = [[item.symbol for item in own.alignment["token"]] for own in aligned.supervisions]
+    assert tokens == [["▁one"], ['▁t"wo', "▁three"]]
+
+
+def test_tokens_that_are_not_as_many_as_words_are_divided_by_time() -> None:
+    """Unknown words in a row share a token."""
+    found = utterance("u", extra=1)
+    tokens = (found.tokens[0]._replace(token="<en>"), found.tokens[0], found.tokens[2])
+    aligned = cut_with_alignment(cut("u", ['one t"wo', "three"]), replace(found, tokens=tokens))
+    symbols = [[item.symbol for item in own.alignment["token"]] for own in aligned.supervisions]
+    assert symbols == [["<en>", "▁one"], ["▁three"]]
+
+
 def test_words_that_cannot_be_divided_do_not_end_the_others(tmp_path: Path) -> None:
     cuts = {name: cut(name, texts) for name, texts in (("a", ["x", "y z"]), ("b", ["one two"]))}
     inputs = ResultInputs(split="dev", utterances="", checkpoint="last", model="m", label="")
@@ -216,8 +245,15 @@ def test_words_that_cannot_be_divided_do_not_end_the_others(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("utterance_id", "name"), [("a-b_1.x", "a-b_1.x"), ("../a b", ".._a_b"), ("é/ü", "é_ü")]
+    ("utterance_id", "name"),
+    [
+        ("a-b_1.x", "a-b_1.x"),
+        ("../a b", ".._a_b"),
+        ("é/ü", "é_ü"),
+        pytest.param("日" * 100, "日" * 50, id="long"),
+    ],
 )
 def test_file_names(utterance_id: str, name: str) -> None:
+    assert len(file_name(utterance_id).encode()) <= 160
     assert file_name(utterance_id).startswith(name)
     assert file_name(utterance_id) != file_name(name) or utterance_id == name

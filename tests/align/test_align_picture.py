@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from lhotse import CutSet
 from matplotlib.image import imread
 
-from pruned_rnnt.align import picture
+from pruned_rnnt.align import best_path, picture
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.align.picture import draw_utterance, find_cuts
 from pruned_rnnt.cli import main
@@ -93,3 +94,9 @@ def test_drawn_values(
     assert [frame for _, frame in drawn["emissions"]] == list(hypothesis.frames)
     draw_utterance(loaded.model, loaded.tokenizer, batch, None)
     assert drawn["emissions"] == []
+    short = replace(batch, feature_lengths_N=torch.tensor([3]))
+    with pytest.raises(ValueError, match=r"^test-2 is too short for one encoder frame"):
+        draw_utterance(loaded.model, loaded.tokenizer, short, None)
+    monkeypatch.setattr(best_path, "_MOST_BYTES", 100)
+    with pytest.raises(ValueError, match=r"^test-2: .* too many for one search in memory"):
+        draw_utterance(loaded.model, loaded.tokenizer, batch, None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pruned_rnnt.align import best_path
-from pruned_rnnt.align.best_path import TargetBatch, align_symbols, lattice_rows
+from pruned_rnnt.align.best_path import TargetBatch, align_symbols, lattice_rows, too_long
 from pruned_rnnt.model.predictor import LstmPredictorConfig, PredictorConfig
 from pruned_rnnt.model.speech_model import TransducerModel
 from tests.lattice_paths import joiner_log_probs, paths, weight
@@ -82,7 +82,7 @@ def test_which_utterances_have_no_path() -> None:
 
 
 def test_logits_are_computed_a_few_frames_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(best_path, "_MAX_LOGITS", 2 * 5 * 5 * VOCAB)
+    monkeypatch.setattr(best_path, "_MAX_LOGITS", 3 * 5 * 5 * VOCAB)  # of which D = 8 > V
     model = make_model("modified")
     batch = make_batch()
     sizes = []
@@ -94,6 +94,18 @@ def test_logits_are_computed_a_few_frames_at_a_time(monkeypatch: pytest.MonkeyPa
     whole = lattice_rows(model, batch)
     torch.testing.assert_close(rows, whole)
     assert (rows.blank[1, 4:] == -torch.inf).all()
+
+
+def test_a_search_that_takes_too_much_memory_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make_model("regular"), make_batch()
+    monkeypatch.setattr(best_path, "_MAX_NODES", 1)
+    monkeypatch.setattr(best_path, "_MOST_BYTES", 40 * 4 * 4)
+    found = align_symbols(model, batch)
+    assert [path is None for path in found] == [True, False, False, False, True]
+    assert too_long(model, 5, 3).startswith("5 frames and 3 symbols are too many for one search")
+    assert too_long(model, 4, 3) == ""
+    durations = tiny_model(tiny_conformer(dim=8), VOCAB, joiner_dim=8, durations=(0, 1, 2))
+    assert too_long(durations, 4, 3)
 
 
 @pytest.mark.gpu

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from pruned_rnnt.decode.scoring import error_statistics
 from pruned_rnnt.decode.scoring.error_rates import (
     ErrorCounts,
     Transcript,
     confidence_interval,
     count_errors,
 )
+from pruned_rnnt.decode.scoring.error_statistics import lost_runs
+from pruned_rnnt.run import results
 from pruned_rnnt.run.icefall_files import write_icefall_files
+from tests.report.run_folders import write_decoded
 
 
 def transcript(utterance: str, reference: str, hypothesis: str) -> Transcript:
@@ -104,6 +108,31 @@ def test_characters_are_counted_without_spaces(tmp_path: Path) -> None:
     assert write_icefall_files(tmp_path, "test-x", "greedy", characters, "CER") == 50.0
     assert (tmp_path / "errs-test-x.txt").read_text().startswith("%CER = 50.00\n")
     assert (tmp_path / "wer-summary-test-x.txt").read_text() == "settings\tCER\ngreedy\t50.0\n"
+
+
+def test_texts_too_long_to_align_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_statistics, "_MOST_CELLS", 9)
+    assert write_icefall_files(tmp_path, "test-x", "greedy", EXAMPLE) == 60.0
+    lines = (tmp_path / "errs-test-x.txt").read_text().splitlines()
+    assert lines[1] == ERRS.splitlines()[1]
+    assert "utt-4:\ttoo long to align" in lines
+    assert "utt-3:\tsix (*->seven eight)" in lines
+    assert lost_runs(transcript("a", "a b c d e", "a b")) == []
+
+
+def test_hypotheses_are_written_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the other files must not lose what takes a whole decoding to make again."""
+
+    def fail(*_: object) -> None:
+        raise OSError("full")
+
+    monkeypatch.setattr(results, "write_icefall_files", fail)
+    with pytest.raises(OSError, match="full"):
+        write_decoded(tmp_path, EXAMPLE)
+    (path,) = (tmp_path / "results").glob("nbest-*.jsonl")
+    assert len(path.read_text().splitlines()) == len(EXAMPLE)
 
 
 def test_no_reference_words(tmp_path: Path) -> None:

@@ -122,6 +122,14 @@ def test_pyplot_is_not_imported() -> None:
         ({"index": 2}, "index is 2; the batch has 2 utterances"),
         ({"logit_length": 5}, r"logit_length is 5; it must be in 1\.\.4"),
         ({"target_length": 4}, r"target_length is 4; it must be in 0\.\.3"),
+        (
+            {"bounds": Bounds(BAND.start[:, :3], 2)},
+            r"bounds.start has shape \(2, 3\); it must be \(N, T\) = \(2, 4\)",
+        ),
+        (
+            {"alignment": torch.tensor([[1, 2, 2]]), "index": 1},
+            r"alignment has shape \(1, 3\); it must be \(N, U\) with N = 2",
+        ),
         ({"tokens": ["a"]}, "tokens has 1 entries; it must have one for each of the 3 symbols"),
     ],
 )
@@ -146,6 +154,8 @@ def test_strip_of_durations_shows_the_arcs_that_leave_each_frame() -> None:
     assert lattice.get_xlim() == strip.get_xlim()
     with pytest.raises(ValueError, match="durations has 2 elements; the occupancy has 3"):
         lattice_figure(occupancy, durations=(0, 1))
+    with pytest.raises(TypeError, match="with durations it must be a TdtOccupancy"):
+        lattice_figure(example()[1], durations=(0, 1))
 
 
 @pytest.mark.parametrize(

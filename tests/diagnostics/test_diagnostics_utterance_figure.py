@@ -80,7 +80,9 @@ def test_words_without_room_are_dropped_but_not_their_bars() -> None:
 
 
 @pytest.mark.parametrize(
-    "title", ["U+0E21 " * 60, "THE QUICK BROWN FOX " * 30], ids=["codes", "capitals"]
+    "title",
+    ["U+0E21 " * 60, "THE QUICK BROWN FOX " * 30, "id\n\ntext"],
+    ids=["codes", "capitals", "empty line"],
 )
 def test_titles_fit_into_the_picture(title: str) -> None:
     figure = utterance_figure(**example(title=title))  # type: ignore[arg-type]

@@ -55,8 +55,38 @@ def test_results_of_one_run_are_compared(run: Path) -> None:
     options = ReportOptions(result="greedy*", other_result="modified*", pictures=False)
     page = runs.parse(make_report(run, run, options).html)
     assert page.find("h1")[0].text == "greedy-step-00000004 and modified_beam-step-00000004"
+    # The run is shown once.
+    charts = {figure.find("h3")[0].text: figure for figure in page.find("figure")}
+    keys = [key.text for key in charts["Validation WER"].find("span", class_="key")]
+    assert keys == ["WER"]
+    shown = [each.text for each in page.find("summary") if each.text.startswith("Validations")]
+    assert shown == ["Validations of run"]
     with pytest.raises(UsageError, match=r"matches 'fast.*it has .*greedy-step-00000004"):
         make_report(run, options=ReportOptions(result="fast*"))
+
+
+def test_problems_of_the_second_result_are_shown(run: Path, corpus: Path, tmp_path: Path) -> None:
+    other = runs.write_run(tmp_path / "other", corpus)
+    transcripts = runs.random_transcripts(5, 0.3, seed=6)
+    runs.write_decoded(run, transcripts, utterances="test")
+    for split in ("test", "dev"):
+        stem = runs.write_decoded(other, transcripts, split, utterances=split)
+        path = other / "results" / f"nbest-{stem}.jsonl"
+        path.write_text(path.read_text().replace('{"id"', '{"i', 2))
+    page = runs.parse(make_report(run, other, runs.NO_MEDIA).html)
+    hints = [hint.text for hint in page.find("p", class_="hint")]
+    damaged = [hint.partition(" damaged lines")[0] for hint in hints if "damaged" in hint]
+    assert damaged == ["other, dev: 2", "other: 2"]
+
+
+def test_validations_have_the_name_of_their_run(run: Path, corpus: Path, tmp_path: Path) -> None:
+    other = runs.write_run(tmp_path / "other", corpus)
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if "valid" not in line))
+    page = runs.parse(make_report(run, other, runs.NO_MEDIA).html)
+    shown = [each.text for each in page.find("summary") if each.text.startswith("Validations")]
+    assert shown == ["Validations of other"]
 
 
 def test_options_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,9 +49,9 @@ def test_the_page_lists_the_worst_layers(
         write_decoded(run, random_transcripts(20, 0.2, 1), split)
     seen: list[int] = []
 
-    def found_ranges(cuts: Sequence[Any]) -> RangeSection | None:
+    def found_ranges(cuts: Sequence[Any]) -> tuple[RangeSection | None, str]:
         seen.append(len(cuts))
-        return range_section(ranges(ratio, 1.5), 8, "conformer")
+        return range_section(ranges(ratio, 1.5), 8, "conformer"), ""
 
     pictures = SimpleNamespace(ranges=found_ranges, clip=lambda *_: Clip("", "none"))
     monkeypatch.setattr(report_command, "_pictures", lambda *_: (pictures, ""))

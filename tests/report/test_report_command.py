@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from PIL import Image
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.report import clips
 from pruned_rnnt.report.clips import ByteBudget, Clip, _checkpoint_of, audio_clip
 from pruned_rnnt.report.report_run import read_run
 from pruned_rnnt.report.training_charts import validation_table
@@ -116,9 +118,16 @@ def test_pages_have_a_largest_size(run: Path, tmp_path: Path) -> None:
 
 def test_later_clips_that_fit_are_kept() -> None:
     budget = ByteBudget(10)
-    taken = [budget.take(Clip("x" * size)).url for size in (6, 8, 4, 1)]
+    made = []
+
+    def clip(size: int) -> Clip:
+        made.append(size)
+        return Clip("x" * size)
+
+    taken = [budget.take(partial(clip, size)).url for size in (6, 8, 4, 1)]
     assert [len(url) for url in taken] == [6, 0, 4, 0]
     assert budget.left_out == 2
+    assert made == [6, 8, 4]  # none that cannot fit
 
 
 def test_without_the_checkpoint_pictures_have_no_lattice(run: Path, tmp_path: Path) -> None:
@@ -128,6 +137,20 @@ def test_without_the_checkpoint_pictures_have_no_lattice(run: Path, tmp_path: Pa
     assert "have no lattice" in page.find("p", class_="hint")[0].text
     (spectrogram,) = images(page.find("img")[0])
     assert spectrogram.width > 100
+
+
+def test_activation_ranges_that_cannot_be_computed_say_why(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("needs CUDA")
+
+    monkeypatch.setattr(clips, "activation_ranges", fail)
+    options = ("--utterances", "1", "--no-audio", "--megabytes", "inf")
+    page = report(run, tmp_path, *options)
+    hints = [hint.text for hint in page.find("p", class_="hint")]
+    assert "No activation ranges: needs CUDA." in hints
+    assert page.find("img")
 
 
 def test_a_checkpoint_that_was_written_again_is_named(run: Path, tmp_path: Path) -> None:

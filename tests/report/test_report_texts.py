@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import pytest
 import torch
 
+from pruned_rnnt.cli import main
 from pruned_rnnt.decode.scoring.error_statistics import align_words
 from pruned_rnnt.diagnostics.labels import drawn_by_browser, isolated, printable
 from pruned_rnnt.diagnostics.utterance_figure import spectrogram_figure
@@ -128,3 +129,15 @@ def test_labels() -> None:
 def test_texts_that_are_too_long_to_align_are_refused() -> None:
     with pytest.raises(ValueError, match="hypothesis of 30,000 words or characters are too long"):
         align_words(["a"] * 30_000, ["b"] * 30_000)
+
+
+def test_text_that_is_no_unicode_is_replaced(run: Path) -> None:
+    """JSON may hold halves of surrogate pairs."""
+    stem = runs.write_decoded(run, [runs.transcript("odd", "a", "b")])
+    path = run / "results" / f"nbest-{stem}.jsonl"
+    path.write_text(path.read_text().replace('"odd"', '"\\ud800"'))
+    page = run / "report.html"
+    page.write_text("<title>x · pruned_rnnt report</title>", encoding="utf-8")
+    assert main(["report", str(run), "--no-audio", "--no-pictures"]) == 0
+    shown = runs.parse(page.read_text(encoding="utf-8"))
+    assert runs.table(shown, "set-0-utterances")["Utterance"] == ["?"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pruned_rnnt.decode.scoring.error_rates import Transcript
 from pruned_rnnt.run.result_file import find_results
 from pruned_rnnt.run.results import measurement_path, read_measurement
 from pruned_rnnt.train.engine.log import RunLog
@@ -119,3 +120,32 @@ def test_sets_without_reference_words(run: Path, capsys: pytest.CaptureFixture[s
     write_decoded(run, [transcript("a", "one", "one")], "dev")
     all_scores = json.loads((folder / "scores.json").read_text(), parse_constant=pytest.fail)
     assert sorted(line["words"]["upper"] is None for line in all_scores) == [False, True]
+
+
+def recogs_alone(run: Path, *lines: str) -> tuple[list[Transcript], int]:
+    (result,) = find_results(run)
+    result.nbest_path.unlink()
+    result.recogs_path.write_text("".join(f"{line}\n" for line in lines))
+    utterances, damaged = result.read()
+    return [each.transcript for each in utterances], damaged
+
+
+def test_recogs_file_with_times(run: Path) -> None:
+    lines = ["a:\tref=['x']", "a:\thyp=['y']", "a:\ttimestamp_hyp=[0.04]"]
+    assert recogs_alone(run, *lines) == ([transcript("a", "x", "y")], 0)
+
+
+@pytest.mark.parametrize("damaged", ["", "b:\thyp=5", "b:\thyp='x y'", "b:\thyp=[5]", "b:\thyp=['"])
+def test_utterances_of_a_damaged_recogs_file_are_counted(run: Path, damaged: str) -> None:
+    lines = ["a:\tref=['x']", "a:\thyp=[]", "b:\tref=['x']", damaged]
+    assert recogs_alone(run, *lines) == ([transcript("a", "x", "")], 1)
+
+
+def test_scores_without_the_data_of_their_configuration(tmp_path: Path) -> None:
+    stem = write_decoded(tmp_path, DECODED, own_data=False, data="moved")
+    scores = measurement_path(tmp_path / "results", stem)
+    values = json.loads(scores.read_text())
+    values["configuration"]["data"] = None
+    scores.write_text(json.dumps(values))
+    (result,) = find_results(tmp_path)
+    assert (result.set_name, result.data_path) == ("test@moved", "")

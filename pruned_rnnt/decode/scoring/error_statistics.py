@@ -24,6 +24,11 @@ LEAST_WORDS = 3
 _LEAST, _MOST = 1e-4, 1 - 1e-4
 
 
+def can_align(reference: Sequence[str], hypothesis: Sequence[str]) -> bool:
+    """Whether `align_words` takes texts of these lengths."""
+    return len(reference) * len(hypothesis) <= _MOST_CELLS
+
+
 def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[WordPair]:
     """The alignment with the fewest errors, the one that `count_errors` counts.
 
@@ -32,7 +37,7 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[Wor
     """
     import kaldialign
 
-    if len(reference) * len(hypothesis) > _MOST_CELLS:
+    if not can_align(reference, hypothesis):
         raise ValueError(
             f"a reference of {len(reference):,} and a hypothesis of {len(hypothesis):,} words or "
             "characters are too long to align"
@@ -100,11 +105,10 @@ class ErrorStatistics:
 
 
 def lost_runs(transcript: Transcript, least: int = LEAST_WORDS) -> list[range]:
-    """Positions of `least` or more reference words in a row that the best alignment deletes.
-
-    Raises:
-        ValueError: as for `align_words`.
-    """
+    """Positions of `least` or more reference words in a row that the best alignment deletes; none
+    of texts that are too long to align."""
+    if not can_align(transcript.reference, transcript.hypothesis):
+        return []
     return lost_runs_of_pairs(align_words(transcript.reference, transcript.hypothesis), least)
 
 
@@ -124,7 +128,11 @@ def lost_runs_of_pairs(pairs: Iterable[WordPair], least: int = LEAST_WORDS) -> l
 
 
 def right_words(reference: Sequence[str], hypothesis: Sequence[str]) -> list[bool]:
-    """For each word of the hypothesis, whether the best alignment has it in the reference."""
+    """For each word of the hypothesis, whether the best alignment has it in the reference.
+
+    Raises:
+        ValueError: as for `align_words`.
+    """
     pairs = align_words(reference, hypothesis)
     return [expected == found for expected, found in pairs if found is not None]
 

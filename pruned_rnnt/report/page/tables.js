@@ -89,6 +89,7 @@ function buildTable(root) {
           column.kind === "text" ? column.values[each] : plainText(column.values[each]),
         )
         .join("\n")
+        .normalize("NFC")
         .toLowerCase(),
     );
     return texts[row];
