@@ -132,8 +132,9 @@ def score_problem(best: Hypothesis) -> str:
         return ""
     return (
         f"the score of the best hypothesis is {best.score}, because the model's output has a NaN "
-        "or an infinity: of a run with decode.precision=float16, set bfloat16 or float32; else "
-        "look for such values in the audio and the parameters"
+        "or an infinity: of a run with decode.precision=float16, set bfloat16 or float32; of "
+        "ONNX files, export the model again; else look for such values in the audio and the "
+        "parameters"
     )
 
 

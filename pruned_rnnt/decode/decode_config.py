@@ -7,6 +7,7 @@ the names of its files.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,8 +142,10 @@ class DecodeConfig:
                 f"decode.left is {self.left}, but decode.chunk is {WHOLE}: a whole utterance has "
                 "no left context, needs decode.left=0"
             )
-        if self.batch_seconds is not None and not self.batch_seconds >= 0:
-            raise ValueError(f"decode.batch_seconds is {self.batch_seconds}, needs >= 0 or null")
+        if self.batch_seconds is not None and not 0 <= self.batch_seconds < math.inf:
+            raise ValueError(
+                f"decode.batch_seconds is {self.batch_seconds}, needs a number >= 0 or null"
+            )
         if self.fusion.enabled and self.method not in _BEAM_METHODS:
             raise ValueError(f"decode.fusion needs {_NEEDS_BEAM}, got {self.method}")
         if self.fusion.ilm_scale and self.method == "ctc_prefix_beam":

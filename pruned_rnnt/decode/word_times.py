@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.calibration import Calibration, SymbolTimes
 from pruned_rnnt.decode.head_paths import HeadPath
@@ -24,6 +26,8 @@ WORD_START = "▁"
 _TAIL_SECONDS = 0.2
 # With one: nothing is said for so long between two words; shorter gaps are errors of the times.
 _PAUSE_SECONDS = 0.15
+# In a script without spaces, what lasts longer is a phrase, not a word.
+_LONGEST_WORD_SECONDS = 2.0
 
 
 def frame_seconds(encoder: Encoder) -> float:
@@ -58,7 +62,8 @@ class TimedWord(NamedTuple):
     """A word with its start and end in seconds.
 
     confidence: with a calibration, the probability that the word is right; without one, the
-        probability of its symbols at their frames, given the symbols before each.
+        probability of its symbols at their frames, given the symbols before each; so also where
+        the calibration needs the path of a CTC head that is not known.
     """
 
     word: str
@@ -134,6 +139,9 @@ def timed_words(
 ) -> tuple[TimedWord, ...]:
     """The words of a path; without word-start symbols it is one word.
 
+    In a script without spaces, a part between two spaces that lasts more than 2 s is a phrase or a
+    whole text: each of its symbols is a word.
+
     With a calibration, words are where it places them around their symbols. Without one, a word
     lasts from its first symbol to 0.2 s after its last one, or to the next word.
 
@@ -153,7 +161,11 @@ def word_parts(
     begin: float = 0.0,
 ) -> list[WordPart]:
     """The words of a path before their symbols are decoded; arguments as for `timed_words`."""
-    parts = [tokens[first:stop] for first, stop in word_spans([t.token for t in tokens])]
+    parts = [
+        part
+        for first, stop in word_spans([t.token for t in tokens])
+        for part in _divided_phrase(tokens[first:stop])
+    ]
     times = calibration.times if calibration is not None else None
     spans = _token_spans(parts, seconds) if times is None else _word_spans(parts, times)
     found = []
@@ -185,6 +197,27 @@ def word_spans(names: Sequence[str]) -> list[tuple[int, int]]:
     return list(pairwise([*starts, len(names)]))
 
 
+def unit_spans(names: Sequence[str]) -> list[tuple[int, int]]:
+    """As `word_spans`, but symbols of scripts without spaces are words of their own."""
+    starts = [i for i, name in enumerate(names) if i == 0 or begins_unit(name)]
+    return list(pairwise([*starts, len(names)]))
+
+
+@lru_cache(maxsize=1 << 16)
+def begins_unit(name: str) -> bool:
+    """Whether a symbol begins a word, or is of a script without spaces."""
+    return name.startswith(WORD_START) or written_without_spaces(name)
+
+
+def _divided_phrase(tokens: Sequence[TimedToken]) -> list[Sequence[TimedToken]]:
+    """A word, or the symbols of a phrase in a script without spaces."""
+    names = [token.token for token in tokens]
+    is_long = tokens[-1].end - tokens[0].start > _LONGEST_WORD_SECONDS
+    if not (is_long and written_without_spaces("".join(names))):
+        return [tokens]
+    return [tokens[first:stop] for first, stop in unit_spans(names)]
+
+
 def _token_spans(
     parts: Sequence[Sequence[TimedToken]], seconds: float
 ) -> list[tuple[float, float]]:
@@ -214,10 +247,12 @@ def _word_spans(
 
 
 def _confidence(tokens: Sequence[TimedToken], calibration: Calibration | None) -> float:
-    if calibration is None or calibration.confidence is None:
-        return _probability(sum(token.log_prob for token in tokens))
     path, head = worst_scores(tokens)
-    return round(calibration.confidence(path, head), 4)
+    found = None if calibration is None else calibration.confidence
+    # One that was fitted with the head's probabilities means nothing without them.
+    if found is None or (head is None and found.head):
+        return _probability(sum(token.log_prob for token in tokens))
+    return round(found(path, head), 4)
 
 
 def worst_scores(tokens: Sequence[TimedToken]) -> tuple[float, float | None]:

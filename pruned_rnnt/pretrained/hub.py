@@ -12,14 +12,14 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from pruned_rnnt.system.optional_packages import require
+from pruned_rnnt.system.optional_packages import MissingPackageError, require
 
 logger = logging.getLogger(__name__)
 
 _PREFIX = re.compile(r"hf:/{1,2}")  # a Path has one slash
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Not needed to load a model: programs for torch.export, and ONNX files of smaller precision.
-_NOT_FETCHED = ["*.pt2", "*.int8.onnx", "*.fp16.onnx", "*jit*.pt", "*.wav"]
+_NOT_FETCHED = ["*.pt2", "*.int8.onnx", "*.int4.onnx", "*.fp16.onnx", "*jit*.pt", "*.wav"]
 
 
 class HubError(ValueError):
@@ -62,7 +62,12 @@ def local_path(model: Path | str) -> Path:
         return Path(model)
     if _PREFIX.match(text) is None and Path(model).parent.is_dir():
         return Path(model)  # a missing file of an existing folder: the caller raises the error
-    return fetch(hub_name(text))
+    try:
+        return fetch(hub_name(text))
+    except MissingPackageError as error:
+        if _PREFIX.match(text) is None:
+            error.msg = f"there is no {text} here, and to fetch a repository of this name: {error}"
+        raise
 
 
 def fetch(name: HubName) -> Path:
@@ -92,9 +97,9 @@ def fetch(name: HubName) -> Path:
 def push(folder: Path, name: HubName, *, private: bool = False, message: str = "") -> str:
     """Upload an exported folder as one commit; returns the address of the commit.
 
-    Creates the repository if there is none. Files of earlier exports in it that the folder does
-    not have are deleted, and logged; others stay. In the uploaded README the examples load the
-    repository instead of a local folder.
+    Creates the repository and the branch if there are none. Files of earlier exports in it that
+    the folder does not have are deleted, and logged; others stay. In the uploaded README the
+    examples load the repository instead of a local folder.
 
     Args:
         folder: what `pruned-rnnt export` wrote.
@@ -102,7 +107,7 @@ def push(folder: Path, name: HubName, *, private: bool = False, message: str = "
         message: of the commit.
 
     Raises:
-        HubError: not logged in, or no permission.
+        HubError: not logged in, or no permission; or the revision is a tag.
         MissingPackageError: huggingface_hub is not installed.
     """
     require("huggingface_hub")
@@ -116,6 +121,13 @@ def push(folder: Path, name: HubName, *, private: bool = False, message: str = "
     files = _files_to_push(folder, name)
     try:
         api.create_repo(name.repository, private=private, exist_ok=True)
+        if name.revision is not None:
+            tags = api.list_repo_refs(name.repository).tags
+            if any(tag.name == name.revision for tag in tags):
+                raise HubError(
+                    f"{folder} cannot be pushed to {name}: {name.revision} is a tag, needs a branch"
+                )
+            api.create_branch(name.repository, branch=name.revision, exist_ok=True)
         before = api.list_repo_files(name.repository, revision=name.revision)
         stale = [path for path in before if path in exported and path not in files]
         done = api.create_commit(
@@ -127,6 +139,8 @@ def push(folder: Path, name: HubName, *, private: bool = False, message: str = "
             revision=name.revision,
             commit_message=message or "Export of pruned_rnnt",
         )
+    except HubError:
+        raise
     # Errors of the network are those of an HTTP library that differs between versions.
     except Exception as error:
         raise HubError(

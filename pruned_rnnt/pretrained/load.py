@@ -21,7 +21,7 @@ from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
 from pruned_rnnt.pretrained.hub import local_path
-from pruned_rnnt.system.device import start_device
+from pruned_rnnt.system.device import missing_device, start_device
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.recogniser import Recogniser
@@ -43,7 +43,16 @@ def load(
     _check_settings(settings)
     if not isinstance(segments, SegmentConfig | None):
         raise UsageError(f"segments is {segments!r}, needs a SegmentConfig")
-    found = find_model(local_path(path))
+    folder = local_path(path)
+    try:
+        found = find_model(folder)
+    except NoModelError as error:
+        if folder == Path(path):
+            raise
+        raise NoModelError(
+            f"{error}. If it has more on the hub, the download of {path} is incomplete: load it "
+            "once with a network"
+        ) from error
     if found.kind != "run":
         _check_is_no_checkpoint(found, settings)
     if found.kind == "onnx":
@@ -91,8 +100,8 @@ def _device(device: torch.device | str) -> torch.device:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise UsageError(f"device is {device!r}, needs cpu, cuda, cuda:N or auto") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {device}, but torch {torch.__version__} sees no CUDA device")
+    if found.type == "cuda" and (missing := missing_device(found.index or 0)):
+        raise UsageError(f"device is {device}, but {missing}")
     return found
 
 

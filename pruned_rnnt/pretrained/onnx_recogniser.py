@@ -10,7 +10,6 @@ H context size, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -154,12 +153,6 @@ class OnnxRecogniser(AudioRecogniser):
                 self._best_path(features_TF[:length])
                 for features_TF, length in zip(batch.features_NTF, lengths, strict=True)
             ]
-        # The score is the sum over all frames.
-        if any(math.isnan(path.score) for path in paths):
-            raise ExportError(
-                f"{self._encoder.path.parent}: the ONNX files give NaN, so one of them is damaged: "
-                "export the model again"
-            )
         return [(path, None) for path in paths]
 
     @property
@@ -374,8 +367,16 @@ class _Session:
             )
 
     def run(self, feeds: Feeds) -> list[Any]:
-        """All outputs."""
+        """All outputs.
+
+        Raises:
+            RuntimeError: onnxruntime cannot compute them.
+        """
         if self._on_run is not None:
             self._on_run(self._graph, feeds)
-        outputs: list[Any] = self._session.run(None, feeds)
+        try:
+            outputs: list[Any] = self._session.run(None, feeds)
+        except Exception as error:  # as in __init__; with a message about memory if that ran out
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RuntimeError(f"{self.path} fails in onnxruntime: {reason}") from error
         return outputs

@@ -16,9 +16,11 @@ from pruned_rnnt import __version__
 from pruned_rnnt.ops.common.native import backend_report, backend_summary, library_file
 from pruned_rnnt.selfcheck.encoders import check_encoders, check_graphs
 from pruned_rnnt.selfcheck.losses import check_losses
-from pruned_rnnt.selfcheck.problem import Finding
+from pruned_rnnt.selfcheck.problem import Finding, first_line
+from pruned_rnnt.selfcheck.resumed import PART as TRAINING
 from pruned_rnnt.selfcheck.resumed import check_resumed
 from pruned_rnnt.selfcheck.speed import Speed, cpu_name, measure_speeds
+from pruned_rnnt.system.device import missing_device
 from pruned_rnnt.system.switched_kernels import (
     ENCODERS,
     GRAPHS,
@@ -72,9 +74,8 @@ def pick_device(name: str | None) -> torch.device:
         return torch.device("cpu")
     if kind != "cuda" or (index and not index.isdecimal()):
         raise UsageError(f"--device is {wanted!r}, needs cpu, cuda or cuda:N")
-    count = torch.cuda.device_count() if has_cuda else 0
-    if int(index or 0) >= count:
-        raise UsageError(f"--device is {wanted!r}, but torch sees {count} CUDA devices")
+    if missing := missing_device(int(index or 0)):
+        raise UsageError(f"--device is {wanted!r}, but {missing}")
     device = torch.device("cuda", int(index or torch.cuda.current_device()))
     torch.cuda.set_device(device)  # kernels of Triton run on the current device
     return device
@@ -103,12 +104,17 @@ def run_check(device: torch.device, *, write: bool, report: Path | None) -> bool
     findings: list[Finding] = []
     for title, check in _checks(device).items():
         print(f"\n{title}", flush=True)
-        for finding in check():
+        for finding in _findings(title, check):
             print(finding.line(), flush=True)
             findings.append(finding)
     print("\nSpeed", flush=True)
-    speeds = list(measure_speeds(device))
-    print("\n".join(speed.line() for speed in speeds))
+    speeds: list[Speed] = []
+    try:
+        for speed in measure_speeds(device):
+            print(speed.line(), flush=True)
+            speeds.append(speed)
+    except Exception as error:
+        print(f"  not measured: {first_line(error)}")
     wrong = [finding for finding in findings if finding.failure]
     done = sum(finding.error is not None or bool(finding.failure) for finding in findings)
     print(f"\n{len(wrong)} of {done} comparisons are wrong" if wrong else f"\nAll {done} are right")
@@ -157,13 +163,21 @@ def _checks(device: torch.device) -> dict[str, Callable[[], Iterator[Finding]]]:
     }
 
 
+def _findings(title: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """A group of comparisons; one that cannot go on, as on an unusable device, is a finding."""
+    try:
+        yield from check()
+    except Exception as error:
+        yield Finding(part="device", what=title, failure=first_line(error))
+
+
 def _advice(wrong: Sequence[Finding], device: torch.device) -> Iterator[str]:
     """What to do, once for each part."""
     for part in dict.fromkeys(finding.part for finding in wrong):
         of_part = [finding for finding in wrong if finding.part == part]
-        if part not in _INSTEAD:
+        if part == TRAINING:
             yield f"{part}: {_RESUMED}"
-        elif any(finding.plain_is_right for finding in of_part):
+        elif part in _INSTEAD and any(finding.plain_is_right for finding in of_part):
             yield f"{part}: {_INSTEAD[part].format(device=device.type)}. {_REBUILD}"
         else:
             yield f"{part}: {_NOT_A_KERNEL}"

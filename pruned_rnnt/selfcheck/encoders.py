@@ -287,15 +287,15 @@ def _without_dropout(encoder: Encoder) -> None:
             module.p = 0.0
 
 
-class _plain:
+@contextlib.contextmanager
+def _plain() -> Iterator[None]:
     """Within the context, no fused kernel runs."""
-
-    def __enter__(self) -> None:
-        self._before = available._mode
-        available.set_mode("off")
-
-    def __exit__(self, *error: object) -> None:
-        available.set_mode(self._before)
+    before = available._mode
+    available.set_mode("off")
+    try:
+        yield
+    finally:
+        available.set_mode(before)
 
 
 def _error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

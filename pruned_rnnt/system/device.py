@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from threading import Thread
+from threading import RLock, Thread
 
 import torch
 from torch import Tensor
@@ -34,6 +34,13 @@ def start_device(device: torch.device) -> Thread | None:
     return thread
 
 
+def missing_device(index: int) -> str:
+    """Why there is no CUDA device of this number; empty if there is."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = "no CUDA device" if not count else f"{count} CUDA device{'s' * (count > 1)}"
+    return f"torch {torch.__version__} sees {devices}" if index >= count else ""
+
+
 def wait_for_triton() -> None:
     """Wait for the thread of `start_device`, so that this one does not hash the files too."""
     if _triton_reader is not None:
@@ -57,6 +64,25 @@ def _start(device: torch.device) -> None:
             torch.cuda.synchronize(device)
     except Exception as error:
         logger.debug("%s could not be started: %s", device, error)
+
+
+class DeviceLock:
+    """Lets one thread at a time use states and graphs; again for the same thread.
+
+    A copy of its owner gets a lock of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type[DeviceLock], tuple[()]]:
+        return DeviceLock, ()
 
 
 class HostCopy:

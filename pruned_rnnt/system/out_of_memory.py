@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-# Messages of allocators that raise a plain RuntimeError: CPU, CUDA, and CUDA's libraries.
+# Messages of allocators that raise a plain RuntimeError: CPU, CUDA, CUDA's libraries and
+# onnxruntime.
 _MESSAGES = (
     "can't allocate memory",
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "Failed to allocate memory",
 )
 
 

@@ -9,7 +9,7 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import overload
 
@@ -23,6 +23,7 @@ from pruned_rnnt.decode.calibration import Calibration
 from pruned_rnnt.decode.word_times import FEATURE_SECONDS
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.model.subsampling import SUBSAMPLING_FACTOR
+from pruned_rnnt.system.device import DeviceLock
 from pruned_rnnt.system.openmp import sharing_processors
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.batch_input import BatchDecoder, BatchInput, BestPaths
@@ -55,6 +56,9 @@ class AudioRecogniser(ABC):
     Audio longer than `segments.window` is cut at pauses. Where there is no pause within this
     length, overlapping windows are transcribed and joined at words that both contain.
 
+    Several threads may use a recogniser: on a GPU their batches wait for each other, and steps of
+    streams do everywhere.
+
     Attributes:
         model: the torch model in evaluation mode; None if another library runs it.
         tokenizer: converts between texts and the ids of symbols.
@@ -85,6 +89,7 @@ class AudioRecogniser(ABC):
         self.p99_duration = p99_duration
         self._calibration = calibration
         self._segments = segments or SegmentConfig()
+        self._lock = DeviceLock()
         self._new_detector()
 
     @abstractmethod
@@ -271,6 +276,8 @@ class AudioRecogniser(ABC):
             self._least_frames,
             frame_step=self._frame_step,
             needs_samples=self._feature_kind.needs_samples,
+            # Graphs have tensors of their own, into which the inputs of a batch are copied.
+            lock=self._lock if self._device.type == "cuda" else nullcontext(),
         )
         batches = SegmentBatches(
             decoder,

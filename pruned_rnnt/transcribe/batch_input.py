@@ -9,6 +9,7 @@ Axes: N batch, T feature frames, F mel bins.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -145,6 +146,7 @@ class BatchDecoder(NamedTuple):
     least_frames: feature frames that a segment needs; shorter segments have no path.
     frame_step: feature frames of an output frame.
     needs_samples: whether the batches need samples, because the model has features of its own.
+    lock: held while a batch is launched or its results are read.
     """
 
     best_paths: Callable[[BatchInput, bool], Generator[None, None, BestPaths]]
@@ -152,3 +154,4 @@ class BatchDecoder(NamedTuple):
     least_frames: int
     frame_step: int = SUBSAMPLING_FACTOR
     needs_samples: bool = False
+    lock: AbstractContextManager[object] = nullcontext()

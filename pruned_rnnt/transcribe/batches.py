@@ -163,7 +163,7 @@ class SegmentBatches:
     def _launch(self, batch: Sequence[_Waiting]) -> None:
         """Launch a batch, then go on with those launched before."""
         new = self._decode(batch)
-        has_begun = _go_on(new)
+        has_begun = self._goes_on(new)
         self._go_on()
         if has_begun:
             self._launched.append(new)
@@ -172,7 +172,12 @@ class SegmentBatches:
 
     def _go_on(self) -> None:
         """Go on with each batch that was launched, up to where it waits for the device again."""
-        self._launched = [batch for batch in self._launched if _go_on(batch)]
+        self._launched = [batch for batch in self._launched if self._goes_on(batch)]
+
+    def _goes_on(self, batch: Generator[None]) -> bool:
+        """Go on with a batch up to where it waits for the device; False if it is decoded."""
+        with self._decoder.lock:
+            return next(batch, self) is None
 
     def _wait(self) -> None:
         """Wait for the batches that were launched."""
@@ -197,9 +202,8 @@ class SegmentBatches:
             if not is_out_of_memory(error):
                 raise
             if len(usable) == 1:
-                usable[0].recording.error = error
+                usable[0].recording.error = _without_frames(error)
                 best = [None]
-            # Outside of this block, the error no longer holds its tensors.
         if best is None:
             logger.warning(
                 "%d segments do not fit in memory together: decode.batch_seconds is too large",
@@ -285,13 +289,13 @@ def _marks(
     return as_marks(found, begin)
 
 
-def _go_on(batch: Generator[None]) -> bool:
-    """Go on with a batch up to where it waits for the device; False if it is decoded."""
-    try:
-        next(batch)
-    except StopIteration:
-        return False
-    return True
+def _without_frames(error: Exception) -> Exception:
+    """The error without the frames of the pass, which would keep its tensors for as long."""
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__context__
+    return error
 
 
 def _place(item: _Waiting) -> SegmentPlace:

@@ -23,9 +23,10 @@ from pruned_rnnt.decode.word_times import (
     WORD_START,
     TimedToken,
     WordPart,
+    begins_unit,
     timed_tokens,
+    unit_spans,
     word_parts,
-    word_spans,
 )
 from pruned_rnnt.transcribe.lost_speech import Mark, clipped
 
@@ -36,7 +37,7 @@ _MOST_AGREEING = 3
 
 
 class TimedUnit(NamedTuple):
-    """A word, or a symbol of a model without words.
+    """A word, or a symbol of a model without words or of a script without spaces.
 
     symbols: its ids. stop: position after its last symbol in the path. start, end: in seconds.
     """
@@ -206,7 +207,7 @@ class JoinedPath:
             first -= 1
         # To the beginning of the word.
         while self._has_words and 0 < first < len(self._tokens):
-            if self._tokens[first].token.startswith(WORD_START):
+            if begins_unit(self._tokens[first].token):
                 break
             first -= 1
         return first
@@ -245,10 +246,10 @@ class JoinedPath:
         )
 
     def _units(self, tokens: Sequence[TimedToken]) -> list[TimedUnit]:
-        """The words of a path, or its symbols if the model has no words."""
+        """The words of a path, or its symbols if they are no parts of words."""
         spans = [(place, place + 1) for place in range(len(tokens))]
         if self._has_words:
-            spans = word_spans([token.token for token in tokens])
+            spans = unit_spans([token.token for token in tokens])
         return [
             TimedUnit(
                 tuple(token.symbol for token in tokens[i:j]), j, tokens[i].start, tokens[j - 1].end

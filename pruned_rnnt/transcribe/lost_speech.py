@@ -225,14 +225,20 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
     ):
         return path
 
-    def inserted(own: tuple, new: tuple, shift: int = 0) -> tuple:  # type: ignore[type-arg]
-        return (*own[:place], *(new[n] + shift for n in inside), *own[place:])
+    def inserted(own: tuple, new: tuple) -> tuple:  # type: ignore[type-arg]
+        return (*own[:place], *(new[n] for n in inside), *own[place:])
+
+    def placed(own: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+        """As `inserted`, of frames: a symbol is not before or after the own ones beside it."""
+        frames = (max(new[n] + offset, *own[:place][-1:], 0) for n in inside)
+        within = (min((frame, *own[place:][:1])) for frame in frames)
+        return (*own[:place], *within, *own[place:])
 
     old, new = path.hypothesis, retried.hypothesis
     hypothesis = replace(
         old,
         symbols=inserted(old.symbols, new.symbols),
-        frames=inserted(old.frames, new.frames, offset),
+        frames=placed(old.frames, new.frames),
         score=old.score + sum(new.symbol_scores[n] for n in inside),
         symbol_scores=inserted(old.symbol_scores, new.symbol_scores),
         durations=inserted(old.durations, new.durations) if new.durations else (),
@@ -240,7 +246,7 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
     head = None
     if path.head is not None and retried.head is not None:
         head = HeadPath(
-            inserted(path.head.frames, retried.head.frames, offset),
+            placed(path.head.frames, retried.head.frames),
             inserted(path.head.log_probs, retried.head.log_probs),
             path.head.spikes,
         )

@@ -115,24 +115,26 @@ class Recogniser(AudioRecogniser):
             )
         names = "chunk" if chunk else "decode.chunk", "left" if left else "decode.left"
         sizes = stream_sizes(self.model, chunk or chosen.chunk, left or chosen.left, names)
-        if sizes not in self._stream_groups:
-            search = build_stream_search(
-                self.model, self._decode, self.tokenizer, self._language_model
-            )
-            precision = compute_dtype(self._decode.precision, self._device)
-            finds_marks = self._segments.lost_speech != "ignore"
-            decoder = StreamDecoder(self.model, search, *sizes, precision, with_head=finds_marks)
-            self._stream_groups[sizes] = StreamGroup(
-                StreamModel(
-                    decoder,
-                    self.tokenizer,
-                    self._calibration,
-                    finds_marks=finds_marks,
-                    frame_seconds=frame_seconds(self.model.encoder),
-                    features=self._feature_kind,
-                )
-            )
+        with self._lock:
+            if sizes not in self._stream_groups:
+                self._stream_groups[sizes] = self._stream_group(sizes)
         return self._stream_groups[sizes].stream(endpoints or EndpointConfig())
+
+    def _stream_group(self, sizes: tuple[int, int]) -> StreamGroup:
+        search = build_stream_search(self.model, self._decode, self.tokenizer, self._language_model)
+        precision = compute_dtype(self._decode.precision, self._device)
+        finds_marks = self._segments.lost_speech != "ignore"
+        decoder = StreamDecoder(self.model, search, *sizes, precision, with_head=finds_marks)
+        model = StreamModel(
+            decoder,
+            self.tokenizer,
+            # Of a model with a CTC head, it belongs to the paths of the head, which no stream has.
+            self._calibration if self.model.ctc_head is None else None,
+            finds_marks=finds_marks,
+            frame_seconds=frame_seconds(self.model.encoder),
+            features=self._feature_kind,
+        )
+        return StreamGroup(model, self._lock)
 
 
 def _batch_seconds(device: torch.device) -> float:

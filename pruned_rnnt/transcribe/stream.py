@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor
 from pruned_rnnt.data.audio.features import FBANK, SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.audio.samples import LiveAudio
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.build_search import score_problem
 from pruned_rnnt.decode.calibration import Calibration
 from pruned_rnnt.decode.search.interface import Continuation
 from pruned_rnnt.decode.search.streaming import Arc, StreamDecoder, StreamPath
@@ -20,11 +22,13 @@ from pruned_rnnt.decode.word_times import (
     TimedWord,
     timed_tokens,
     timed_words,
-    word_spans,
+    unit_spans,
 )
 from pruned_rnnt.transcribe.endpoints import EndpointConfig, Reason
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.stream_marks import NeedsSpeech, StreamMarks
+
+logger = logging.getLogger(__name__)
 
 # After this many times `longest`, a text is final as a whole, even without a settled word.
 _MOST_LENGTHS = 2
@@ -104,6 +108,8 @@ class Stream:
     Attributes:
         is_done: the stream has ended and everything is decoded, or it was closed.
         audio: its samples.
+        warning: why text is missing since the model gave NaN or an infinity, which is logged once;
+            else empty.
     """
 
     slot: Slot
@@ -112,6 +118,7 @@ class Stream:
         self._model = model
         self.audio = LiveAudio(model.features)
         self.is_done = False
+        self.warning = ""
         self._endpoints = endpoints
         self._path = StreamPath()
         self._finals: list[FinalText] = []
@@ -201,6 +208,9 @@ class Stream:
             Whether the search of the stream must start again.
         """
         encoder = self._model.decoder.encoder
+        if found and not self.warning and (problem := score_problem(found[0].part)):
+            self.warning = f"text is missing from {self.seconds:.2f} s of the stream on: {problem}"
+            logger.warning(self.warning)
         self._path.extend(found, frames)
         self.audio.advance(encoder.shift)
         is_end = frames < encoder.chunk_size
@@ -237,7 +247,7 @@ class Stream:
     def _settled_words(self) -> int:
         """Number of symbols in the words that cannot change any more, without the last word."""
         names = self._model.tokenizer.symbols
-        spans = word_spans([names[arc.symbol] for arc in self._path.best])
+        spans = unit_spans([names[arc.symbol] for arc in self._path.best])
         return max((stop for _, stop in spans[:-1] if stop <= self._path.settled), default=0)
 
     def _end_text(self, arcs: Sequence[Arc], reason: Reason, next_frame: int) -> NeedsSpeech[None]:

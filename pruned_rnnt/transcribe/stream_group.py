@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pruned_rnnt.data.audio.features import FBANK
 from pruned_rnnt.decode.search.states import Rows, take_rows
-from pruned_rnnt.system.device import HostCopy, to_device
+from pruned_rnnt.system.device import DeviceLock, HostCopy, to_device
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 from pruned_rnnt.transcribe.idle_streams import IdleStreams
 from pruned_rnnt.transcribe.stream import Slot, Stream, StreamModel
@@ -27,10 +27,14 @@ class StreamGroup:
     features, encoder and search in one batch; the result of a stream does not depend on the others.
     Device memory grows to the most streams at a time. In long digital silence, streams cost only
     features and search (`IdleStreams`).
+
+    Args:
+        lock: held while states are used, because streams of several threads share their tensors.
     """
 
-    def __init__(self, model: StreamModel) -> None:
+    def __init__(self, model: StreamModel, lock: DeviceLock) -> None:
         self._model = model
+        self._lock = lock
         with torch.inference_mode():
             searched = len(model.decoder.start_search(1))
             self._slots = _StateSlots(model.decoder.start(1), searched)
@@ -39,8 +43,9 @@ class StreamGroup:
     @torch.inference_mode()
     def stream(self, endpoints: EndpointConfig) -> Stream:
         """A new stream. One that is dropped before its end leaves, too."""
-        slot = self._slots.take()
-        self._idle.forget(slot)
+        with self._lock:
+            slot = self._slots.take()
+            self._idle.forget(slot)
         stream = Stream(self._model, endpoints)
         release = weakref.finalize(stream, self._slots.release, slot)
         release.atexit = False
@@ -50,6 +55,10 @@ class StreamGroup:
     @torch.inference_mode()
     def step(self, streams: list[Stream]) -> list[Stream]:
         """Decode one chunk of each stream that has one; returns these streams."""
+        with self._lock:
+            return self._step(streams)
+
+    def _step(self, streams: list[Stream]) -> list[Stream]:
         ready = [stream for stream in streams if stream.is_ready]
         if not ready:
             return []
@@ -79,10 +88,11 @@ class StreamGroup:
             head_NC = features_NTF.new_zeros((len(ready), 0), dtype=torch.long)
         # In half, the features take half the time and memory, and are exact to 0.03 dB.
         copy = HostCopy([speech_NTF.half(), head_NC])
-        self._slots.write(slots_N, (*encoder_state, *search_state))
         frames = decoder.output_lengths(lengths, len(ready)).tolist()
         paths = found.result()
         copied_NTF, copied_NC = copy.tensors()
+        # After all that may fail: a chunk that is decoded again then starts from the same states.
+        self._slots.write(slots_N, (*encoder_state, *search_state))
         results = zip(
             ready, paths, frames, copied_NTF, copied_NC.tolist(), lengths_N.tolist(), strict=True
         )

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -189,8 +189,9 @@ def _srt(result: Transcription) -> str:
     # Some players show only one of two subtitles that overlap; other marks are about a text.
     between = [mark for mark in result.marks if mark.kind == "speech without text"]
     over = [mark for mark in result.marks if mark not in between]
+    spelled = _with_spaces(result)
     apart = [
-        (part[0].start, part[-1].end, " ".join(word.word for word in part))
+        (part[0].start, part[-1].end, "".join(islice(spelled, len(part))).lstrip())
         for part in subtitles(result.words, [mark.start for mark in between])
     ]
     apart = sorted([*apart, *map(_subtitle_of_mark, between)])
@@ -205,6 +206,15 @@ def _srt(result: Transcription) -> str:
             sorted([*shown, *map(_subtitle_of_mark, over)]), start=1
         )
     )
+
+
+def _with_spaces(result: Transcription) -> Iterator[str]:
+    """Each word, after a space unless the text has none there."""
+    place = 0
+    for word, *_ in result.words:
+        found = result.text.find(word, place)
+        yield word if found == place else f" {word}"
+        place = found + len(word) if found >= 0 else place
 
 
 def _subtitle_of_mark(mark: Mark) -> tuple[float, float, str]:

@@ -158,7 +158,7 @@ def test_streams_on_another_gpu_make_it_current(second_gpu: list[int]) -> None:
 def test_tensors_on_another_gpu_are_warned_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     available._warn_of_device.cache_clear()
     assert not available.use_kernels(OnSecond())  # type: ignore[arg-type]
     assert not available.use_kernels(OnSecond())  # type: ignore[arg-type]

@@ -228,6 +228,9 @@ def test_broken_files_are_errors(content: str, message: str, tmp_path: Path) -> 
     path.write_bytes(b"\x1f\x8bnot gzip")
     with pytest.raises(ValueError, match="is not an ARPA file"):
         NgramScorer(path, SYMBOLS, 1.0)
+    path.write_bytes(gzip.compress(b"")[:10] + b"\xff" * 20)  # no such kind of block
+    with pytest.raises(ValueError, match=r"broken\.arpa:0 is not an ARPA file: .*decompressing"):
+        NgramScorer(path, SYMBOLS, 1.0)
     path.write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
     with pytest.raises(ValueError, match="binary of kenlm; name the ARPA file"):
         NgramScorer(path, SYMBOLS, 1.0)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.fusion import word_scorer
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.fusion.ngram_files import read_orders, read_word_ngram
 from pruned_rnnt.decode.fusion.word_ngram import BEGIN, END, WordNgram
@@ -195,7 +196,9 @@ def test_search_prefers_the_words_of_the_model(arpa: Path) -> None:
     assert [x[0].symbols for x in plain] != [x[0].symbols for x in fused]
 
 
-def test_wrong_files_and_settings_are_errors(arpa: Path, tmp_path: Path) -> None:
+def test_wrong_files_and_settings_are_errors(
+    arpa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent\.arpa"):
         read_word_ngram(str(tmp_path / "absent.arpa"), "")
     with pytest.raises(FileNotFoundError, match=r"word_texts: there is nothing at .*absent\.txt"):
@@ -224,6 +227,9 @@ def test_wrong_files_and_settings_are_errors(arpa: Path, tmp_path: Path) -> None
         WordNgramScorer(model, ["<blk>", "\u2581", "A", "B"], scale=1.0, unknown=0.1)
     with pytest.raises(ValueError, match="needs a back-off model or texts"):
         WordNgram()
+    monkeypatch.setattr(word_scorer, "_MAX_ENTRIES", 10)
+    with pytest.raises(ValueError, match=r"decode\.fusion\.word_ngram: 2 words .* 3 at most"):
+        WordNgramScorer(model, ["<blk>", "\u2581", "a", "b"], scale=1.0, unknown=0.1)
 
 
 def test_the_unknown_word_may_be_in_capitals(arpa: Path, tmp_path: Path) -> None:

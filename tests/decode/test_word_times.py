@@ -9,7 +9,13 @@ import pytest
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.calibration import Calibration, ConfidenceMap, SymbolTimes
 from pruned_rnnt.decode.head_paths import HeadPath
-from pruned_rnnt.decode.word_times import timed_tokens, timed_words, word_parts, word_spans
+from pruned_rnnt.decode.word_times import (
+    timed_tokens,
+    timed_words,
+    unit_spans,
+    word_parts,
+    word_spans,
+)
 
 
 def test_symbols_of_one_frame_share_it() -> None:
@@ -96,6 +102,26 @@ def test_spans_of_words() -> None:
     assert word_spans(["▁a", "b", "▁c", "▁", "d"]) == [(0, 2), (2, 3), (3, 5)]
     assert word_spans(["b", "c"]) == [(0, 2)]
     assert word_spans([]) == []
+    assert unit_spans(["▁a", "b", "▁今", "日", "は。", "c"]) == [(0, 2), (2, 3), (3, 4), (4, 6)]
+
+
+@pytest.mark.parametrize(("step", "words"), [(1, 1), (30, 3)])
+def test_a_long_phrase_without_spaces_is_divided(step: int, words: int) -> None:
+    frames = [step * n for n in range(3)]
+    for names, count in ((["▁今", "日", "は"], words), (["▁a", "b", "c"], 1)):
+        tokens = timed_tokens(names, [0, 1, 2], frames, [-0.1] * 3)
+        assert len(word_parts(tokens)) == count
+
+
+def test_a_calibration_with_a_head_is_not_used_without_its_path() -> None:
+    """p of the path alone would be as if the head doubted every word."""
+    tokens = timed_tokens(["▁a"], [0], [25], [math.log(0.9)])
+    for head, confidence in ((0.0, 0.1098), (1.0, 0.9)):
+        calibration = Calibration(
+            times=None, confidence=ConfidenceMap(bias=-4.29, path=1.0, head=head), source="dev"
+        )
+        (part,) = word_parts(tokens, 5.0, calibration)
+        assert part.confidence == pytest.approx(confidence, abs=1e-4)
 
 
 def test_symbols_last_as_long_as_their_durations() -> None:

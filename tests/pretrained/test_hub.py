@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +17,8 @@ import soundfile
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
-from pruned_rnnt.pretrained.hub import HubError, hub_name, local_path
+from pruned_rnnt.pretrained.found_model import NoModelError
+from pruned_rnnt.pretrained.hub import HubError, hub_name, local_path, push
 from pruned_rnnt.system.optional_packages import MissingPackageError
 from tests.pretrained.saved_models import (
     make_model,
@@ -109,6 +110,15 @@ def test_paths_come_before_repositories(
         local_path("owner/name")
 
 
+@needs_hub
+def test_an_incomplete_download_is_named(cache: Path) -> None:
+    (snapshot_folder(cache, "owner/model") / "README.md").write_text("a model")
+    with pytest.raises(
+        NoModelError, match=r"has README\.md.* the download of owner/model is incom"
+    ):
+        pruned_rnnt.load("owner/model")
+
+
 def test_names() -> None:
     assert hub_name("hf://a/b-c.d@v1") == ("a/b-c.d", "v1")
     assert hub_name("a/b") == ("a/b", None)
@@ -122,8 +132,11 @@ def test_missing_package_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingPackageError, match=r"huggingface-hub is not .*pruned_rnnt\[hub\]"):
+    wanted = r"huggingface-hub is not .*pruned_rnnt\[hub\]"
+    with pytest.raises(MissingPackageError, match=f"there is no owner/name here, and .*: {wanted}"):
         pruned_rnnt.load("owner/name")
+    with pytest.raises(MissingPackageError, match=f"^{wanted}"):
+        pruned_rnnt.load("hf://owner/name")
     assert main(["export", str(tmp_path), "--format", "torch", "--push", "a/b"]) == EXIT_FAILED
     assert "pip install 'pruned_rnnt[hub]'" in capsys.readouterr().err
 
@@ -197,6 +210,38 @@ def test_export_is_pushed_in_one_commit(
     data = hub.ModelCard(card).data
     assert data.license == "unknown"
     assert data.pipeline_tag == "automatic-speech-recognition"
+
+
+@needs_hub
+def test_a_new_branch_is_created(
+    hub: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, branches = Server(), []
+    for name in ("create_repo", "create_commit"):
+        call = getattr(server, name)
+        monkeypatch.setattr(
+            hub.HfApi, name, lambda api, *args, call=call, **kwargs: call(api, *args, **kwargs)
+        )
+
+    def create_branch(api: Any, repo_id: str, *, branch: str, exist_ok: bool) -> None:
+        assert exist_ok
+        branches.append(branch)
+
+    def list_repo_files(api: Any, repo_id: str, *, revision: str | None) -> list[str]:
+        assert revision in (None, *branches)
+        return []
+
+    tags = SimpleNamespace(tags=[SimpleNamespace(name="v1")])
+    monkeypatch.setattr(hub.HfApi, "create_branch", create_branch)
+    monkeypatch.setattr(hub.HfApi, "list_repo_files", list_repo_files)
+    monkeypatch.setattr(hub.HfApi, "list_repo_refs", lambda *_: tags)
+    (tmp_path / "model.pt").write_bytes(b"model")
+    for name in ("me/model", "me/model@new"):
+        push(tmp_path, hub_name(name))
+    assert branches == ["new"]
+    assert len(server.commits) == 2
+    with pytest.raises(HubError, match=r"to me/model@v1: v1 is a tag, needs a branch$"):
+        push(tmp_path, hub_name("me/model@v1"))
 
 
 @needs_hub

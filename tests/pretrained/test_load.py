@@ -9,6 +9,7 @@ import re
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,7 +203,7 @@ def test_onnx_folder_transcribes_alike(kind: str, tokenizer: Tokenizer, tmp_path
 
 
 def test_onnx_files_of_other_exports_and_damaged_ones_are_errors(
-    tokenizer: Tokenizer, tmp_path: Path
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, other = tmp_path / "whole", tmp_path / "other"
     encoder = tiny_conformer(causal=True)
@@ -227,8 +228,24 @@ def test_onnx_files_of_other_exports_and_damaged_ones_are_errors(
     joiner = (whole / "joiner.onnx").read_bytes()
     assert bias in joiner
     (whole / "joiner.onnx").write_bytes(joiner.replace(bias, b"\xff" * len(bias)))
-    with pytest.raises(ExportError, match="give NaN, so one of them is damaged"):
+    with pytest.raises(ValueError, match=r"is nan, .* of ONNX files, export the model again"):
         pruned_rnnt.load(whole).transcribe(sound(SECONDS))
+    (whole / "joiner.onnx").write_bytes(joiner)
+    recogniser = pruned_rnnt.load(whole)
+    run = recogniser._encoder._session.run  # type: ignore[attr-defined]
+
+    def limited(names: None, feeds: dict[str, Any]) -> list[Any]:
+        if feeds["x"].shape[1] > 300:
+            raise Exception("Failed to allocate memory for requested buffer of size 3\n")
+        return run(names, feeds)  # type: ignore[no-any-return]
+
+    session = SimpleNamespace(run=limited)
+    monkeypatch.setattr(recogniser._encoder, "_session", session)  # type: ignore[attr-defined]
+    first, error, last = recogniser.transcribe_each([sound(2.0), sound(4.0), sound(1.0)])
+    assert isinstance(error, RuntimeError)
+    assert str(error).startswith(f"{whole / 'encoder.onnx'} fails in onnxruntime: Failed")
+    assert not isinstance(first, Exception)
+    assert not isinstance(last, Exception)
 
 
 def test_onnx_files_in_the_layout_of_nemo_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -238,7 +255,7 @@ def test_onnx_files_in_the_layout_of_nemo_are_checked(tokenizer: Tokenizer, tmp_
     with torch.no_grad():
         model.joiner.output_linear.bias[3:] = torch.nan
     export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "")
-    with pytest.raises(ExportError, match="give NaN, so one of them is damaged"):
+    with pytest.raises(ValueError, match=r"is nan, .* of ONNX files, export the model again"):
         pruned_rnnt.load(tmp_path).transcribe(sound(SECONDS))
     path = tmp_path / "encoder.onnx"
     encoder = onnx.load(path)
@@ -265,6 +282,8 @@ def test_onnx_files_in_the_layout_of_nemo_are_checked(tokenizer: Tokenizer, tmp_
         ({"settings": None}, "settings is None, needs a list"),
         ({"device": "gpu"}, "device is 'gpu', needs cpu, cuda"),
         ({"device": None}, "device is None, needs cpu, cuda"),
+        ({"device": "cuda:99"}, r"device is cuda:99, but torch .* sees (no|\d+) CUDA device"),
+        ({"settings": ["decode.batch_seconds=.inf"]}, "batch_seconds is inf, needs a number >= 0"),
         ({"segments": {"window": 3}}, r"segments is \{'window': 3\}, needs a SegmentConfig"),
     ],
 )

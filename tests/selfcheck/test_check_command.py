@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -164,6 +166,27 @@ def test_infinite_errors_in_json(
     values = json.loads((tmp_path / "r.json").read_text(), parse_constant=pytest.fail)
     assert values["comparisons"][0]["error"] == written
     assert values["machine"]["torch"] == torch.__version__
+
+
+def test_errors_outside_of_the_comparisons_do_not_end_the_check(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a device that a kernel left unusable."""
+
+    def fails(*_: object) -> Iterator[Any]:
+        raise RuntimeError("an illegal memory access\nmore")
+        yield
+
+    checks = {"First": lambda: iter([wrong(LOSSES)]), "Second": fails}
+    monkeypatch.setattr(check_command, "_checks", lambda device: checks)
+    monkeypatch.setattr(check_command, "measure_speeds", fails)
+    assert not run_check(cpu(), write=False, report=tmp_path / "r.json")
+    out = capsys.readouterr().out
+    assert "2 of 2 comparisons are wrong" in out
+    assert "WRONG  Second RuntimeError: an illegal memory access\n" in out
+    assert "  not measured: RuntimeError: an illegal memory access\n" in out
+    assert "- device: no kernel of this package is the reason, or it left the device" in out
+    assert json.loads((tmp_path / "r.json").read_text())["wrong"] == 2
 
 
 def test_files_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

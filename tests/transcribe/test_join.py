@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.transcribe import joined_path
 from pruned_rnnt.transcribe.joined_path import (
@@ -107,3 +108,30 @@ def test_a_join_takes_the_same_time_at_any_place_of_a_recording(
     monkeypatch.setattr(JoinedPath, "_first_shared", lambda *_: 0)
     assert symbols_of_windows(names, 40) == found
     assert max(seen) > 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "きょうはよいてんきですあしたもはれるでしょうやまへいきますうみもみえますのでたのしみです",
+        "วันนี้อากาศดีมากพรุ่งนี้ก็จะแจ่มใสเราจะไปภูเขากันและทะเลก็มองเห็นได้",
+        "one two three four five six seven eight nine ten red blue green",
+    ],
+)
+def test_text_of_a_script_without_spaces_is_joined_by_symbols(text: str) -> None:
+    tokenizer = train_tokenizer([text], TokenizerConfig(kind="char"))
+    symbols = tokenizer.encode(text)
+    frames = [10 + n * (1150 // len(symbols)) for n in range(len(symbols))]
+    path = JoinedPath(tokenizer, with_words=True)
+    for begin, end in ((0, 20), (16, 36), (32, 50)):
+        own = [n for n, frame in enumerate(frames) if 25 * begin <= frame < 25 * end]
+        found = Hypothesis(
+            symbols=tuple(symbols[n] for n in own),
+            frames=tuple(frames[n] - 25 * begin for n in own),
+            score=0.0,
+            symbol_scores=(-0.1,) * len(own),
+        )
+        overlap = 400 if begin else 0
+        path.append(found, None, SegmentPlace(100 * begin, overlap, 100 * (end - begin)))
+    assert path.symbols == symbols
+    assert all(part.end - part.start < 4 for part in path.word_parts())

@@ -310,6 +310,18 @@ def test_symbols_beside_the_gap_are_not_repeated() -> None:
     assert found.hypothesis.score == -5.0
 
 
+def test_symbols_that_are_put_in_stay_in_order_of_time() -> None:
+    own = path((5, 6, 9), (2, 48, 120))
+    found = with_retried(own, Stretch(200, 300), Stretch(172, 328), path((7, 8), (3, 15)))
+    assert found.hypothesis.symbols == (5, 6, 7, 8, 9)
+    assert found.hypothesis.frames == (2, 48, 48, 58, 120)
+    assert found.head is not None
+    assert found.head.frames == found.hypothesis.frames
+    last = path((5, 6, 9), (2, 48, 52))
+    found = with_retried(last, Stretch(200, 300), Stretch(172, 328), path((7, 8), (3, 15)))
+    assert found.hypothesis.frames == (2, 48, 48, 52, 52)
+
+
 def test_frames_of_80_ms_are_placed_by_their_length() -> None:
     own = path((3, 4, 5), (2, 6, 40))._replace(step=8)
     assert own.symbol_places == [16, 48, 320]

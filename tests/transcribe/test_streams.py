@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.build_search import build_stream_search
+from pruned_rnnt.decode.calibration import Calibration, ConfidenceMap, SymbolTimes
 from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.encoder import EncoderConfig
@@ -248,6 +250,102 @@ def test_length_does_not_change_the_text() -> None:
     words = [word for final in finals for word in final.words]
     assert all(one.end <= other.start for one, other in itertools.pairwise(words))
     assert str(stream.partial) == ""
+
+
+def test_a_text_without_spaces_is_final_for_its_length() -> None:
+    """It ends after a symbol that stays, and the search goes on."""
+    tokenizer = train_tokenizer(["きょうはよい", "てんきです"], TokenizerConfig(kind="char"))
+    stream = recogniser_of(tokenizer).stream(
+        endpoints=EndpointConfig(pause=0, silence=0, longest=1.0)
+    )
+    stream.accept_waveform(np.concatenate([voice(n) for n in range(4)]))
+    (finals,) = finished([stream])
+    lengths = [final.end - final.start for final in finals if final.reason == "length"]
+    assert len(lengths) >= 3
+    assert max(lengths) < 1.8
+
+
+def test_streams_in_threads_have_the_texts_that_they_have_alone(tokenizer: Tokenizer) -> None:
+    def text(recogniser: Recogniser, number: int) -> str:
+        stream = recogniser.stream()
+        stream.accept_waveform(voice(number))
+        return "".join(final.text for final in finished([stream])[0])
+
+    shared = recogniser_of(tokenizer)
+    numbers = [n % 6 for n in range(36)]
+    alone = [text(recogniser_of(tokenizer), n) for n in range(6)]
+    with ThreadPoolExecutor(12) as threads:
+        found = list(threads.map(lambda n: text(shared, n), numbers))
+    assert found == [alone[n] for n in numbers]
+
+
+def test_a_step_that_fails_decodes_no_chunk_twice(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recogniser = recogniser_of(tokenizer, decode=BEAM)
+    plain, failing = recogniser.stream(), recogniser.stream()
+    for stream in (plain, failing):
+        stream.accept_waveform(voice(2))
+    (group,) = recogniser._stream_groups.values()
+    search = group._model.decoder.search_chunk
+
+    def no_memory(*arguments: Any) -> Any:
+        def fails(_: object) -> Any:
+            raise MemoryError
+
+        found = search(*arguments)
+        return found._replace(found=found.found.map(fails))
+
+    while failing.is_ready:
+        with monkeypatch.context() as patch:
+            patch.setattr(group._model.decoder, "search_chunk", no_memory)
+            with pytest.raises(MemoryError):
+                step([failing])
+        step([failing])
+    one, other = finished([plain, failing])
+    assert one == other
+
+
+@pytest.mark.parametrize("decode", [DecodeConfig(), BEAM])
+def test_nan_of_the_model_is_a_warning_of_the_stream(
+    tokenizer: Tokenizer, decode: DecodeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    recogniser = recogniser_of(tokenizer, decode=decode)
+    stream, other = recogniser.stream(), recogniser.stream()
+    stream.accept_waveform(voice(0))
+    while step([stream]):
+        pass
+    assert stream.warning == ""
+    with torch.no_grad():
+        recogniser.model.encoder.get_parameter(
+            next(name for name, _ in recogniser.model.encoder.named_parameters())
+        ).fill_(math.nan)
+    seconds = stream.seconds
+    stream.accept_waveform(voice(1))
+    finished([stream])
+    assert stream.warning.startswith(
+        f"text is missing from {seconds:.2f} s of the stream on: the score of the best hypothesis "
+        "is nan"
+    )
+    assert [record.getMessage() for record in caplog.records].count(stream.warning) == 1
+    assert other.warning == ""
+
+
+def test_streams_have_no_calibration_that_needs_the_ctc_head(tokenizer: Tokenizer) -> None:
+    for scale, is_used in ((0.2, False), (0.0, True)):
+        calibration = Calibration(
+            times=SymbolTimes(before=(0.2,) * len(tokenizer), after=(0.0,) * len(tokenizer)),
+            confidence=ConfidenceMap(bias=-9.0, path=0.1, head=0.0 if is_used else 2.0),
+            source="dev",
+        )
+        model = tiny_model(ENCODERS[0], len(tokenizer), seed=0, ctc_scale=scale)
+        finals = []
+        for used in (None, calibration):
+            stream = Recogniser(model, tokenizer, calibration=used).stream()
+            stream.accept_waveform(voice(0))
+            finals.append(finished([stream])[0])
+        assert any(final.words for final in finals[0])
+        assert (finals[0] != finals[1]) == is_used
 
 
 def test_stream_that_leaves_gives_its_memory_to_the_next(tokenizer: Tokenizer) -> None:

@@ -87,6 +87,13 @@ def test_subtitles_end_at_pauses_and_before_they_are_too_long() -> None:
     assert subtitles(()) == []
 
 
+def test_subtitles_have_the_spaces_of_the_text() -> None:
+    said = words(("今", 0.0, 0.2), ("日", 0.2, 0.4), ("は", 0.4, 0.6), ("one", 0.7, 0.9))
+    for text in ("今日は one", "今日 は one"):
+        found = Transcription(text=text, words=said, score=0.0, seconds=1.0)
+        assert transcript(found, "a", "srt", False).splitlines()[2] == text
+
+
 def test_ctm_and_text() -> None:
     lines = transcript(example(), "a", "ctm", False).splitlines()
     assert lines[0] == "a 1 0.040 0.260 one 0.5000"

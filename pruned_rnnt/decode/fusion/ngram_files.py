@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import zlib
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,7 +99,7 @@ def _arpa_ngrams(path: Path) -> Iterator[tuple[int, int, float, list[str], float
                 yield number, order, log_prob, names, back_off
         else:
             raise ValueError("ends without \\end\\")
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, zlib.error) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise ValueError(f"{path}:{place} is not an ARPA file: {error}") from error

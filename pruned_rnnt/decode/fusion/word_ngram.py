@@ -110,10 +110,6 @@ class WordNgram:
             ]
         )
 
-    @property
-    def history_levels(self) -> int:
-        return len(self._levels) - 1
-
     def to(self, device: torch.device) -> None:
         self._levels = [_Level(*(x.to(device) for x in level)) for level in self._levels]
 
@@ -121,7 +117,7 @@ class WordNgram:
         """(rows, K) history of the beginning of a sentence."""
         device = self._levels[0].key.device
         begin_R = torch.full((rows,), self._ids[BEGIN], device=device)
-        empty_RK = torch.zeros(rows, self.history_levels, dtype=torch.int64, device=device)
+        empty_RK = torch.zeros(rows, len(self._levels) - 1, dtype=torch.int64, device=device)
         return self.after(self.forget(empty_RK), begin_R)
 
     def forget(self, history_QK: Tensor) -> Tensor:

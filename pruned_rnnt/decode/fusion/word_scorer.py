@@ -27,6 +27,8 @@ _WORD_START = "\u2581"
 # Symbols that are no letters have names like this: <blk>.
 _SPECIAL = "<"
 _ROOT, _DEAD = 0, 1
+# Entries of the table of prefixes: 2 GB.
+_MAX_ENTRIES = 2**29
 # Keeps logarithms finite.
 _LEAST = 1e-30
 
@@ -41,7 +43,8 @@ class WordNgramScorer:
         unknown: the share of words that the model lacks.
 
     Raises:
-        ValueError: no symbol begins a word, or the symbols spell few of the model's words.
+        ValueError: no symbol begins a word, the symbols spell few of the model's words, or the
+            words have too many prefixes.
     """
 
     capturable = True
@@ -67,6 +70,13 @@ class WordNgramScorer:
                 f"{len(model.words):,} words of the n-gram model (not, for example, "
                 f"{model.words[-1]!r}): it needs words in the spelling of the recogniser's texts, "
                 "in capitals if these are"
+            )
+        if trie.entries > _MAX_ENTRIES:
+            raise ValueError(
+                f"decode.fusion.word_ngram: {trie.words:,} words of the n-gram model begin with "
+                f"{trie.entries // (len(letters) + 1):,} different prefixes; of {len(letters):,} "
+                f"letters the table holds {_MAX_ENTRIES // (len(letters) + 1):,} at most: use an "
+                "n-gram model of fewer words"
             )
         self._child_SC, self._first_S, self._stop_S, self._word_S = trie.tensors()
         self._letter_log_prob = -math.log(len(letters) + 1)
@@ -181,6 +191,11 @@ class _Trie:
                     self._word.append(-1)
                 self._stop[node] = index + 1
             self._word[node] = index
+
+    @property
+    def entries(self) -> int:
+        """Of the largest tensor."""
+        return len(self._children) * (self._letters + 1)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The prefix after each letter (S, C + 1), first and stop of its words, and its word."""
