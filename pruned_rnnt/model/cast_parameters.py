@@ -7,6 +7,7 @@ products take the GPU.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -17,6 +18,10 @@ from torch import Tensor, nn
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 from pruned_rnnt.model.side_branch import join_side_branch
+
+# Another thread with the same layer must not take casts for the parameters. Not an attribute of
+# layers, which are copied and pickled.
+_lock = threading.RLock()
 
 
 class CastParameters:
@@ -38,26 +43,31 @@ class CastParameters:
         """In this context the modules have parameters in the dtype that autocast uses for x.
 
         Gradients reach the original parameters. Without autocast, on a CPU and under a compiler,
-        the context does nothing.
+        the context does nothing. Other threads wait for its end. A parameter that was replaced by
+        a parametrization is left to autocast.
         """
-        if not self._slots or not should_avoid_cudnn_replanning(x):
-            return nullcontext()
-        originals: list[Tensor] = [parameters[name] for parameters, name in self._slots]
-        dtype = compute_dtype(x, originals[0])
-        return nullcontext() if dtype == originals[0].dtype else self._replace(originals, dtype)
+        return self._replace(x) if should_avoid_cudnn_replanning(x) else nullcontext()
 
     @contextmanager
-    def _replace(self, originals: list[Tensor], dtype: torch.dtype) -> Iterator[None]:
-        casts = _Cast.apply(dtype, *originals)  # type: ignore[no-untyped-call]
-        try:
-            self._set(casts)
-            yield
-        finally:
-            self._set(originals)
+    def _replace(self, x: Tensor) -> Iterator[None]:
+        with _lock:
+            slots = [(place, name) for place, name in self._slots if place.get(name) is not None]
+            originals: list[Tensor] = [place[name] for place, name in slots]
+            dtype = compute_dtype(x, originals[0]) if originals else None
+            if not originals or dtype == originals[0].dtype:
+                yield
+                return
+            casts = _Cast.apply(dtype, *originals)  # type: ignore[no-untyped-call]
+            try:
+                _set(slots, casts)
+                yield
+            finally:
+                _set(slots, originals)
 
-    def _set(self, values: Iterable[Tensor]) -> None:
-        for (parameters, name), value in zip(self._slots, values, strict=True):
-            parameters[name] = value
+
+def _set(slots: Iterable[tuple[dict[str, Any], str]], values: Iterable[Tensor]) -> None:
+    for (parameters, name), value in zip(slots, values, strict=True):
+        parameters[name] = value
 
 
 class _Cast(torch.autograd.Function):

@@ -22,6 +22,7 @@ from pruned_rnnt.model.chunks import Chunks, drawn_chunks
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.encoder import WHOLE, Encoder
+from pruned_rnnt.model.feature_norm import finite_padding
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
 from pruned_rnnt.model.linear import Linear
 
@@ -97,13 +98,9 @@ class ConformerStack(Encoder):
             ValueError: fewer frames than the receptive field, or a number of bins other than
                 configured.
         """
-        config = self.config
-        if features_NTF.dim() != 3 or features_NTF.size(2) != config.num_mel_bins:
-            raise ValueError(
-                f"features has shape {tuple(features_NTF.shape)}, "
-                f"needs (N, T, {config.num_mel_bins})"
-            )
+        self._check_features(features_NTF)
         device = features_NTF.device
+        features_NTF = finite_padding(features_NTF, feature_lengths)
         x_NTE = self.embed(features_NTF, feature_lengths)
         lengths = self.output_lengths(feature_lengths)
         frames = x_NTE.size(1)

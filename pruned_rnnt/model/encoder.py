@@ -58,8 +58,8 @@ class Encoder(nn.Module):
         output_dim: E.
         chunking: chunk and left context of a causal encoder in evaluation mode, in its own units.
         clock: evaluates the encoder's training schedules; None for an encoder without any.
-        can_be_captured: passes of one shape always launch the same kernels, and never wait for the
-            device, so that they can run as CUDA graphs.
+        can_be_captured: passes of one shape always launch the same kernels, call each module once,
+            and never wait for the device, so that they can run as CUDA graphs.
     """
 
     config: EncoderConfig
@@ -81,6 +81,19 @@ class Encoder(nn.Module):
         """Encoder frames of utterances with these numbers of feature frames; 0 if too short."""
         frames = (feature_lengths - self.receptive_field) // self.subsampling_factor + 1
         return frames.clamp(min=0)
+
+    def _check_features(self, features_NTF: Tensor) -> None:
+        """Raise ValueError if the features are too short, or have other bins than configured."""
+        bins = self.config.num_mel_bins
+        if features_NTF.dim() != 3 or features_NTF.size(2) != bins:
+            raise ValueError(
+                f"features has shape {tuple(features_NTF.shape)}, needs (N, T, {bins})"
+            )
+        if features_NTF.size(1) < self.receptive_field:
+            raise ValueError(
+                f"features has {features_NTF.size(1)} frames, the encoder needs at least "
+                f"{self.receptive_field}: pad shorter audio with silence"
+            )
 
     def set_step(self, step: float, optimiser_step: float | None = None) -> None:
         """Set the step of training schedules; called before each training batch.

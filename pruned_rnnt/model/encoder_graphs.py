@@ -62,7 +62,7 @@ class EncoderGraphs:
     passes of this object wrote to `grad`; it replaces others. Hooks on parameters are not called.
 
     Args:
-        encoder: on a CUDA device, in training mode whenever this object is called.
+        encoder: on a CUDA device; its passes in evaluation mode run without graphs.
 
     Attributes:
         shapes: those to which batches are padded.
@@ -90,21 +90,26 @@ class EncoderGraphs:
         self._hooks = hooks_inside(encoder)
         self.captures = Captures(0, 0.0)
         self._dropped = 0
+        self._passes = 0
 
     def __call__(
         self, features_NTF: Tensor, feature_lengths: Tensor, step: int = START
     ) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding.
 
-        The output is overwritten by the next call.
+        The output, and what its backward pass needs, are overwritten by the next call.
 
         Args:
             step: number of optimiser steps so far.
+
+        Raises:
+            RuntimeError: in the backward pass, if there was another call before it.
         """
         encoder = self._encoder
         if not self._failed and any(self._hooks):
             self._stop("a module inside of it has hooks, which a graph would not call")
-        if self._failed or features_NTF.size(1) < encoder.receptive_field:
+        too_short = features_NTF.size(1) < encoder.receptive_field
+        if self._failed or too_short or not encoder.training:
             return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
         if self._clock is not None:
             self._clock.start_batch()
@@ -145,6 +150,20 @@ class EncoderGraphs:
         """
         shape = shapes.shape_of(utterances, frames, step)
         return shapes.steps, shape, self._conditions()
+
+    def start_pass(self) -> int:
+        """The number of a forward pass, which is about to overwrite what others have kept."""
+        self._passes += 1
+        return self._passes
+
+    def check_newest(self, number: int) -> None:
+        """Raises RuntimeError if there was another forward pass after that of this number."""
+        if number != self._passes:
+            raise RuntimeError(
+                "another batch went through the encoder before the backward pass of this one, and "
+                "CUDA graphs keep one batch: call backward() after each batch, or set "
+                "train.cuda_graphs=off"
+            )
 
     def clear(self) -> None:
         """Drop all graphs, so that their memory can be released; shapes are captured again."""
@@ -298,13 +317,14 @@ class _Replay(torch.autograd.Function):
     def forward(
         ctx: Any, anchor: Tensor, graphs: EncoderGraphs, captured: CapturedPasses, batch: int
     ) -> Tensor:
-        ctx.graphs, ctx.captured = graphs, captured
+        ctx.graphs, ctx.captured, ctx.number = graphs, captured, graphs.start_pass()
         captured.forward.replay()
         return captured.encoded_NTE[:batch]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_NTE: Tensor) -> tuple[None, None, None, None]:
+        ctx.graphs.check_newest(ctx.number)
         captured: CapturedPasses = ctx.captured
         batch = grad_NTE.size(0)
         captured.grad_NTE[:batch].copy_(grad_NTE)

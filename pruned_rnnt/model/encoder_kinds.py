@@ -111,9 +111,13 @@ def stream_encoder(encoder: Encoder, chunk: int, left: int) -> StreamingEncoder:
         left: encoder frames of left context.
 
     Raises:
-        ValueError: the encoder is not causal, or does not support these sizes.
+        ValueError: the encoder is not causal, does not support these sizes, or has adapters or
+            rounded weights, which are hooks of `forward`.
     """
     encoder.check_causal()
+    for hook in encoder._forward_pre_hooks.values():
+        if reason := getattr(getattr(hook, "__self__", None), "no_stream", ""):
+            raise ValueError(f"the encoder cannot stream, because it {reason}")
     stream = _ENCODERS[encoder.config.kind].stream
     if stream is None:
         raise ValueError(

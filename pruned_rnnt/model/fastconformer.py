@@ -91,8 +91,6 @@ class FastConformer(ConformerStack):
         return self.subsampling.output_lengths(feature_lengths)
 
     def embed(self, features_NTF: Tensor, feature_lengths: Tensor) -> Tensor:
-        if features_NTF.size(1) < 1:
-            raise ValueError("features has 0 frames, the encoder needs at least 1")
         normed_NTF = centre_features(features_NTF, feature_lengths, self.config.feature_norm)
         padded = may_be_padded(features_NTF, feature_lengths)
         lengths = feature_lengths.to(features_NTF.device) if padded else None

@@ -31,6 +31,19 @@ def check_feature_norm(kind: str, causal: bool) -> None:
         )
 
 
+def finite_padding(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
+    """(N, T, F) with zeros in place of NaN and infinities beyond the (N,) lengths.
+
+    The gradient of padding is zero, but zero times NaN would be a gradient of NaN for the weights
+    of the first layer. Without gradients, the features themselves.
+    """
+    if not torch.is_grad_enabled():
+        return features_NTF
+    frames = torch.arange(features_NTF.size(1), device=features_NTF.device)
+    real_NT1 = (frames < lengths_N.to(features_NTF.device)[:, None]).unsqueeze(-1)
+    return torch.where(real_NT1 | features_NTF.isfinite(), features_NTF, 0.0)
+
+
 def centre_features(features_NTF: Tensor, lengths: Tensor, kind: str) -> Tensor:
     """(N, T, F) about zero.
 

@@ -44,8 +44,8 @@ class JoinedFrames:
     def part(self, maps_1CLF: Tensor, frames: int) -> Tensor:
         """Split the output of the convolutions: (N, C, `frames`, F), the first frames of each."""
         own_CTF = maps_1CLF[0, :, : self.batch * self.each // self.rate]
-        split_CNTF: Tensor = own_CTF.unflatten(1, (self.batch, -1))[:, :, :frames]
-        return split_CNTF.transpose(0, 1)
+        split_CNTF: Tensor = own_CTF.unflatten(1, (self.batch, self.each // self.rate))
+        return split_CNTF[:, :, :frames].transpose(0, 1)
 
     def rows(self, maps_1CLF: Tensor) -> Tensor:
         """The output of the convolutions as rows (N * each / rate, F * C), without padding.

@@ -75,7 +75,8 @@ class LanguageModel(nn.Module):
             texts_NU: (N, U) integer symbols, without start and end; padding may be any symbol.
             lengths_N: (N,) integer, number of symbols of each text.
         """
-        texts_NU = texts_NU.long()
+        # Padding may be negative.
+        texts_NU = texts_NU.long().clamp(min=0)
         lengths_N1 = lengths_N.to(texts_NU.device)[:, None]
         inputs_NU = functional.pad(texts_NU, (1, 0), value=SOS_EOS)
         place_U = torch.arange(inputs_NU.size(1), device=texts_NU.device)

@@ -80,6 +80,8 @@ class _Layer(NamedTuple):
 class _Adapters:
     """The adapters of an encoder, as hooks before and after its forward pass."""
 
+    no_stream = "has adapters: call `pruned_rnnt.model.lora.merge_adapters(encoder)` first"
+
     def __init__(self, layers: list[_Layer]) -> None:
         self.layers = layers
         self.handles: list[RemovableHandle] = []

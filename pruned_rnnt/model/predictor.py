@@ -330,7 +330,8 @@ class LstmPredictor(Predictor):
         self.lstm = lstm_layers(config.dim, config.layers, config.dropout)
 
     def forward_targets(self, targets_NU: Tensor) -> Tensor:
-        symbols_NU = functional.pad(targets_NU.long(), (1, 0), value=self.blank)
+        # Padding may be negative.
+        symbols_NU = functional.pad(targets_NU.long().clamp(min=0), (1, 0), value=self.blank)
         output_NUP, _ = self.lstm(self.dropout(self.embedding(symbols_NU)))
         output: Tensor = output_NUP
         return output

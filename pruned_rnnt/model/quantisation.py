@@ -64,6 +64,8 @@ def _rounded_int4(weight_OI: Tensor) -> Tensor:
 class _Rounding:
     """Hooks before and after the forward pass of a part of a model."""
 
+    no_stream = "rounds its weights in training: save the run, and load it with `load_model`"
+
     def __init__(self, modules: list[nn.Module], precision: RoundedPrecision) -> None:
         self.modules = modules
         self.precision = precision

@@ -119,7 +119,19 @@ class SpeechModel(nn.Module):
         self.encoder.set_step(self.steps_before + steps, self.steps_before + step)
 
     def encode(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, T, F) and (N,) -> encoder output (N, T', E) and its lengths."""
+        """(N, T, F) and (N,) -> encoder output (N, T', E) and its lengths.
+
+        Raises:
+            ValueError: a length on the CPU exceeds T.
+        """
+        frames = features_NTF.size(1)
+        if feature_lengths.device.type == "cpu" and not torch.compiler.is_compiling():
+            longest = max(feature_lengths.tolist(), default=0)
+            if longest > frames:
+                raise ValueError(
+                    f"feature_lengths has {longest}, but features has {frames} frames: give the "
+                    "frames of each utterance without padding"
+                )
         graphs = self.inference_graphs
         if graphs is not None and not (self.training or torch.is_grad_enabled()):
             return graphs(self.encoder, features_NTF, feature_lengths)

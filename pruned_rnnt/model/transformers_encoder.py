@@ -134,15 +134,11 @@ class TransformersEncoder(Encoder):
         """See `Encoder`; a feature frame is a row of 160 samples.
 
         Raises:
-            ValueError: the longest utterance is shorter than one encoder frame, or longer than
-                Whisper's window.
+            ValueError: the features are not (N, T, 160), or the longest utterance is shorter than
+                one encoder frame, or longer than Whisper's window.
         """
+        self._check_features(features_NTF)
         frames = features_NTF.size(1)
-        if frames < self.receptive_field:
-            raise ValueError(
-                f"features has {frames} frames, the encoder needs at least "
-                f"{self.receptive_field}: pad shorter audio with silence"
-            )
         frames_N = feature_lengths.to(features_NTF.device)
         valid_NT1 = (torch.arange(frames, device=frames_N.device) < frames_N[:, None])[..., None]
         samples_NS = features_NTF.float().masked_fill(~valid_NT1, 0.0).flatten(1)
@@ -176,14 +172,21 @@ class WaveformEncoder(TransformersEncoder):
             stride *= step
         super().__init__(config, settings.hidden_size, stride, field)
         self._first_samples = field
-        self._norm: MaskedGroupNorm | None = None
         extractor: Any = self.network.feature_extractor
         # Otherwise the library asks for gradients of the samples.
         extractor._requires_grad = False
         if settings.feat_extract_norm == "group":
             first = extractor.conv_layers[0]
-            first.layer_norm = self._norm = MaskedGroupNorm.like(first.layer_norm)
+            first.layer_norm = MaskedGroupNorm.like(first.layer_norm)
         self.freeze()
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        # Earlier versions saved the group norm a second time under this name.
+        for name in ("weight", "bias"):
+            state_dict.pop(f"{prefix}_norm.{name}", None)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def convolutions(self) -> list[nn.Module]:
         extractor: Any = self.network.feature_extractor
@@ -198,9 +201,10 @@ class WaveformEncoder(TransformersEncoder):
             samples_NS = _normalised(samples_NS, valid_NS)
         network: Any = self.network
         settings = network.config
-        if self._norm is not None:
+        norm = getattr(network.feature_extractor.conv_layers[0], "layer_norm", None)
+        if isinstance(norm, MaskedGroupNorm):
             kernel, stride = settings.conv_kernel[0], settings.conv_stride[0]
-            self._norm.lengths_N = (lengths_N - kernel) // stride + 1
+            norm.lengths_N = (lengths_N - kernel) // stride + 1
         masked: Tensor | None = None
         if network.training:
             frames = int(network._get_feat_extract_output_lengths(samples_NS.size(1)))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from pruned_rnnt.model.captured_passes import CapturedPasses, capturing
+from pruned_rnnt.model.encoder_graphs import EncoderGraphs, _Replay
 from pruned_rnnt.model.zipformer.schedule import Recorder
 
 
@@ -107,3 +109,26 @@ def test_numbers_are_read_where_they_are_written() -> None:
         recorder.refresh(recorder.program)
         for index, place in enumerate(places):
             assert place.tolist() == [step + 10 * index + k for k in range(len(place))]
+
+
+def test_only_the_newest_pass_has_a_backward_pass() -> None:
+    played: list[str] = []
+
+    def passes() -> Any:
+        encoded_NTE = torch.zeros(1, 2, 3)
+        return SimpleNamespace(
+            forward=SimpleNamespace(replay=lambda: played.append("forward")),
+            backward=SimpleNamespace(replay=lambda: played.append("backward")),
+            encoded_NTE=encoded_NTE,
+            grad_NTE=torch.zeros_like(encoded_NTE),
+        )
+
+    graphs: Any = EncoderGraphs.__new__(EncoderGraphs)
+    graphs._passes = 0
+    graphs.gradients = SimpleNamespace(start_backward=lambda: None, tell_replay=lambda: None)
+    anchor = torch.zeros((), requires_grad=True)
+    first, second = (_Replay.apply(anchor, graphs, passes(), 1) for _ in range(2))
+    with pytest.raises(RuntimeError, match=r"call backward\(\) after each batch"):
+        first.sum().backward()
+    second.sum().backward()
+    assert played == ["forward", "forward", "backward"]

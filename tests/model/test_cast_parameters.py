@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -83,6 +84,47 @@ def test_parameters_are_restored_and_copies_have_their_own(
     assert float(silent_NTE.detach().abs().max()) == 0
     assert [id(parameter) for parameter in encoder.parameters()] == before
     assert [name for name, _ in encoder.named_parameters()] == names
+
+
+def test_threads_that_share_a_layer_leave_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread comes while the first one has the casts in place."""
+    use_gpu_code(monkeypatch)
+    layer = Linear(4, 4)
+    before = dict(layer.named_parameters())
+    casts = CastParameters([layer])
+    inside, end, entered = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16), casts.cast(torch.ones(1)):
+            inside.set()
+            end.wait(10)
+
+    def second() -> None:
+        with torch.autocast("cpu", dtype=torch.float16), casts.cast(torch.ones(1)):
+            entered.set()
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    threads[0].start()
+    assert inside.wait(10)
+    threads[1].start()
+    is_early = entered.wait(0.2)
+    end.set()
+    for thread in threads:
+        thread.join(10)
+    assert not is_early
+    assert entered.is_set()
+    assert all(layer._parameters[name] is value for name, value in before.items())
+
+
+def test_parametrized_weights_are_left_to_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = make_encoder(causal=False)
+    attention = encoder.get_submodule("layers.0.attention")
+    torch.nn.utils.parametrizations.weight_norm(attention.get_submodule("in_proj"))
+    expected = outputs_and_gradients(encoder, torch.bfloat16)
+    use_gpu_code(monkeypatch)
+    for ours, theirs in zip(outputs_and_gradients(encoder, torch.bfloat16), expected, strict=True):
+        scale = float(theirs.detach().abs().max()) + 1e-3
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0.05 * scale)
 
 
 def test_frozen_and_unused_parameters_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

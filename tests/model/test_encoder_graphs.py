@@ -213,6 +213,26 @@ def test_gradients_of_several_passes_are_added() -> None:
     assert torch.allclose(totals[1], 2 * totals[0], rtol=1e-3, atol=1e-4 * float(totals[0].norm()))
 
 
+def test_a_second_batch_before_the_backward_pass_is_an_error() -> None:
+    torch.manual_seed(0)
+    graphs = EncoderGraphs(Zipformer(TINY).cuda().train())
+    first, _ = graphs(*batch([64, 64], TINY.num_mel_bins, 0))
+    second, _ = graphs(*batch([64, 80], TINY.num_mel_bins, 1))
+    with pytest.raises(RuntimeError, match=r"call backward\(\) after each batch"):
+        (first.sum() + second.sum()).backward()
+    graphs(*batch([64, 64], TINY.num_mel_bins, 0))[0].sum().backward()
+
+
+def test_evaluation_mode_runs_without_graphs() -> None:
+    torch.manual_seed(0)
+    encoder = Conformer(ConformerConfig(num_mel_bins=20, layers=1, dim=32, dropout=0.5)).cuda()
+    graphs = EncoderGraphs(encoder.train())
+    features, lengths = batch([71, 71], 20, 0)
+    graphs(features, lengths)[0].sum().backward()
+    encoder.eval()
+    torch.testing.assert_close(graphs(features, lengths)[0], encoder(features, lengths)[0])
+
+
 def test_least_recently_used_graph_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_graphs, "MOST_SHAPES", 2)
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -14,6 +15,8 @@ from pruned_rnnt.decode.search.streaming import StreamDecoder
 from pruned_rnnt.model.conformer_settings import ConformerSettings
 from pruned_rnnt.model.encoder import WHOLE, Encoder, EncoderConfig
 from pruned_rnnt.model.encoder_kinds import ENCODER_CONFIGS, build_encoder, stream_encoder
+from pruned_rnnt.model.lora import LoraConfig, add_adapters, merge_adapters
+from pruned_rnnt.model.quantisation import round_weights
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
 from tests.model.chunks import encode_chunks
 from tests.model.zipformer_tiny import CAUSAL
@@ -213,6 +216,43 @@ def test_wrong_chunks_are_errors(config: EncoderConfig) -> None:
         offline.set_chunks(4, 8)
     with pytest.raises(ValueError, match="not causal"):
         stream_encoder(offline, 4, 8)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+def test_streams_of_adapters_and_rounded_weights_are_errors(config: EncoderConfig) -> None:
+    encoder = make_encoder(config)
+    add_adapters(encoder, LoraConfig(rank=2))
+    with pytest.raises(ValueError, match="merge_adapters"):
+        stream_encoder(copy.deepcopy(encoder), 8, 16)
+    merge_adapters(encoder)
+    stream_encoder(encoder, 8, 16)
+    # No matrix of the small encoders would be quantised.
+    part = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    round_weights(part, "int8")
+    encoder._forward_pre_hooks.update(part._forward_pre_hooks)
+    with pytest.raises(ValueError, match="rounds its weights"):
+        stream_encoder(encoder, 8, 16)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=KINDS)
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_padding_that_is_not_finite_changes_no_gradient(
+    config: EncoderConfig, value: float
+) -> None:
+    features, lengths = ragged([90, 41])
+    found = []
+    for padding in (1.0, value):
+        features[1, 41:] = padding
+        encoder = make_encoder(config).train()
+        torch.manual_seed(2)
+        encoded, counts = encoder(features, lengths)
+        real_NT = torch.arange(encoded.size(1)) < counts[:, None]
+        encoded[real_NT].square().sum().backward()
+        found.append([p.grad for p in encoder.parameters() if p.grad is not None])
+    for expected, got in zip(*found, strict=True):
+        assert got.isfinite().all()
+        if not isinstance(encoder, Zipformer):  # its balancers count padding
+            torch.testing.assert_close(got, expected)
 
 
 @pytest.mark.parametrize("config", [CONFORMER, FASTCONFORMER], ids=KINDS[:2])

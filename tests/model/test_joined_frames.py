@@ -57,6 +57,8 @@ def test_joined_equals_separate(
         results.append([out.detach(), *(p.grad for p in front.parameters())])
     for separate, joined in zip(*results, strict=True):
         torch.testing.assert_close(joined, separate, rtol=1e-9, atol=1e-9)
+    empty = encode(features[:0], lengths[:0])
+    assert empty.shape == (0, *results[0][0].shape[1:])
 
 
 def test_branch_is_dropped_for_whole_utterances(monkeypatch: pytest.MonkeyPatch) -> None:

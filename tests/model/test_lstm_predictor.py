@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import greedy_search
+from pruned_rnnt.model.language_model import LanguageModel, LanguageModelConfig
 from pruned_rnnt.model.predictor import (
     LstmPredictor,
     LstmPredictorConfig,
@@ -52,6 +53,29 @@ def test_steps_equal_forward_targets(predictor: Predictor) -> None:
         output, state = predictor.step(targets[:, u].long(), state)
         torch.testing.assert_close(output, expected[:, u + 1])
     assert all(part.size(0) == 2 for part in state)
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    [LstmPredictor(CONFIG, VOCAB), StatelessPredictor(PredictorConfig(dim=8), VOCAB)],
+    ids=["lstm", "stateless"],
+)
+def test_padding_of_targets_may_be_negative(predictor: Predictor) -> None:
+    predictor.eval()
+    expected = predictor.forward_targets(torch.tensor([[3, 5, 0, 0]]))
+    got = predictor.forward_targets(torch.tensor([[3, 5, -1, -100]]))
+    torch.testing.assert_close(got[:, :3], expected[:, :3])
+
+
+def test_padding_of_texts_may_be_negative() -> None:
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(dim=8), VOCAB).eval()
+    lengths = torch.tensor([4, 2])
+    zeros, negative = (
+        model(torch.tensor([[3, 5, 1, 2], [6, 4, value, value]]), lengths).total
+        for value in (0, -1)
+    )
+    assert torch.equal(zeros, negative)
 
 
 def test_the_first_symbol_is_never_forgotten() -> None:

@@ -307,3 +307,21 @@ class TestRefusals:
 
 def tiny_config_without_the_library() -> TransformersConfig:
     return TransformersConfig(settings='{"model_type": "wav2vec2"}')
+
+
+@pytest.mark.parametrize("bins", [80, 320])
+def test_features_of_another_width_are_errors(bins: int) -> None:
+    message = rf"features has shape \(2, 100, {bins}\), needs \(N, T, 160\)"
+    with pytest.raises(ValueError, match=message):
+        made("wav2vec2-group")(torch.zeros(2, 100, bins), torch.tensor([100, 90]))
+
+
+def test_the_group_norm_is_saved_once_and_earlier_states_load() -> None:
+    encoder = made("wav2vec2-group")
+    state = encoder.state_dict()
+    assert not [name for name in state if name.startswith("_norm.")]
+    norm = "network.feature_extractor.conv_layers.0.layer_norm"
+    for name in ("weight", "bias"):
+        state[f"_norm.{name}"] = state[f"{norm}.{name}"]
+    encoder.load_state_dict(state)
+    torch.nn.Sequential(encoder).load_state_dict({f"0.{name}": v for name, v in state.items()})

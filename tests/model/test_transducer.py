@@ -235,3 +235,13 @@ def test_omega_chooses_the_loss_without_durations_in_training_alone(kind: str) -
 def test_durations_that_do_not_fit_are_refused(loss: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LossConfig(**loss)
+
+
+def test_lengths_beyond_the_features_are_an_error() -> None:
+    model = make_model().eval()
+    features, _, _, _ = make_batch()
+    with (
+        torch.inference_mode(),
+        pytest.raises(ValueError, match="feature_lengths has 400, but features has 70 frames"),
+    ):
+        model.encode(features, torch.tensor([70, 400, 55]))

@@ -196,8 +196,9 @@ def test_invalid_configurations_raise(changes: dict[str, object], message: str) 
 
 
 def test_invalid_calls_raise() -> None:
-    with pytest.raises(ValueError, match="'huge', needs one of small, medium, large"):
-        zipformer_config("huge")
+    for make in (zipformer_config, lambda size: ZipformerConfig(size=size)):
+        with pytest.raises(ValueError, match="'huge', needs one of small, medium, large"):
+            make("huge")
     encoder = Zipformer(TINY)
     with pytest.raises(ValueError, match=r"features has shape \(1, 20, 80\), needs \(N, T, 24\)"):
         encoder(torch.zeros(1, 20, 80), torch.tensor([20]))

@@ -114,20 +114,20 @@ def test_chunks_on_the_device_equal_those_of_the_host(chunk: int | None, left: i
         chunk_size=torch.tensor([UNLIMITED if chunk is None else chunk]),
         left_chunks=torch.tensor([UNLIMITED if left is None else left]),
     )
-    positions_RD = relative_positions(0, 104, 12, randoms(1))
-    for rate in (1, 2, 8):
+    positions_RD = relative_positions(0, 128, 12, randoms(1))
+    for rate in (1, 2, 8, *((16, 32) if chunk is None else ())):
         results = []
         convolution = ChunkCausalConvolution(6, 7).double()
         torch.nn.init.normal_(convolution.chunkwise_conv_scale)
-        x_NTE = randoms(3, 104 // rate, 6).requires_grad_()
+        x_NTE = randoms(3, 128 // rate, 6).requires_grad_()
         for chunking in (Chunking(chunk_size=chunk, left_chunks=left), on_device):
-            frames = frames_at_rate(lengths_N, 104, rate, chunking, positions_RD)
+            frames = frames_at_rate(lengths_N, 128, rate, chunking, positions_RD)
             mixed_NTE, _ = convolution(x_NTE, frames, None)
             # Frames beyond the length of an utterance that is one chunk have no factor.
             real_NTE = mixed_NTE * frames.real_NT1
             wanted = (x_NTE, *convolution.parameters())
             gradients = torch.autograd.grad((real_NTE * real_NTE.detach().cos()).sum(), wanted)
-            count = 104 // rate
+            count = 128 // rate
             results.append((frames.blocked.expand(3, 1, count, count), real_NTE, *gradients))
         for one, other in zip(*results, strict=True):
             torch.testing.assert_close(one, other)

@@ -61,6 +61,21 @@ def test_stream_equals_whole_utterance(
         torch.testing.assert_close(streamed[n, :count], whole[n, :count], rtol=0, atol=ROUNDING)
 
 
+@pytest.mark.parametrize("left_context", [0, 6, 14, 20])
+@torch.inference_mode()
+def test_left_contexts_that_are_no_whole_chunks(left_context: int) -> None:
+    """A stream has the chunks of the past that validation has."""
+    config = dataclasses.replace(CAUSAL, chunk_size=8, left_context=left_context)
+    encoder = sine_encoder(config).double()
+    batch, lengths, _ = ragged_batch([203])
+    batch = batch.double()
+    whole, _ = encoder(batch, lengths)
+    chunk, left = config.stream_sizes
+    streamed = run_stream(encoder, batch, lengths, 2 * chunk, 2 * left)
+    count = whole.size(1)
+    torch.testing.assert_close(streamed[:, :count], whole, rtol=0, atol=ROUNDING)
+
+
 @torch.inference_mode()
 def test_lengths_default_to_full_chunks() -> None:
     encoder = sine_encoder(CAUSAL).double()

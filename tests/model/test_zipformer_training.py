@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from pruned_rnnt.model import cast_parameters
 from pruned_rnnt.model.zipformer import Zipformer, ZipformerConfig
@@ -272,3 +273,28 @@ def test_dropout_scale_zero_disables_dropout(monkeypatch: pytest.MonkeyPatch) ->
 def test_invalid_schedules_raise(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(changes))):
         dataclasses.replace(TINY, **changes)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_is_refused(reentrant: bool) -> None:
+    """It would repeat the dropout masks, but not the decisions that the clock draws."""
+    torch.manual_seed(0)
+    encoder = Zipformer(TINY).train()
+    layer = encoder.encoder._layers[0]
+    forward = layer.forward
+    layer.forward = lambda *inputs: checkpoint(forward, *inputs, use_reentrant=reentrant)  # type: ignore[method-assign]
+    batch, lengths, _ = ragged_batch([60, 41])
+    encoded, _ = encoder(batch, lengths)
+    with pytest.raises(RuntimeError, match="use no activation checkpointing"):
+        encoded.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["chunk_sizes", "left_contexts"])
+def test_an_empty_list_of_chunks_stands_for_the_one_of_evaluation(name: str) -> None:
+    config = dataclasses.replace(CAUSAL, chunk_sizes=(8,), left_contexts=(16,))
+    batch, lengths, _ = ragged_batch([60, 41])
+    outputs = []
+    for each in (config, dataclasses.replace(config, **{name: ()})):
+        torch.manual_seed(0)
+        outputs.append(Zipformer(each).train()(batch, lengths)[0])
+    assert torch.equal(*outputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -59,9 +58,10 @@ class ZipformerConfig(EncoderConfig):
 
     chunk_sizes, left_contexts: of a causal encoder, in frames of 20 ms: training samples the chunk
         size and the left context from these lists for each batch (-1: the whole utterance, all of
-        the past).
+        the past). If a list is empty, training has chunk_size, or left_context.
     chunk_size, left_context: of a causal encoder, in frames of 20 ms: the values for validation,
-        and for decoding if decode.chunk and decode.left are 0.
+        and for decoding if decode.chunk and decode.left are 0. Left contexts are rounded down to
+        whole chunks, and are one chunk at least.
     """
 
     kind: Literal["zipformer"] = "zipformer"
@@ -86,6 +86,10 @@ class ZipformerConfig(EncoderConfig):
     left_context: int = 128
 
     def __post_init__(self) -> None:
+        if self.size not in _BY_SIZE:
+            raise ValueError(
+                f"model.encoder.size is {self.size!r}, needs one of {', '.join(_BY_SIZE)}"
+            )
         for name, values in (_COMMON | _BY_SIZE[self.size]).items():
             if not getattr(self, name):
                 object.__setattr__(self, name, values)
@@ -144,8 +148,13 @@ class ZipformerConfig(EncoderConfig):
     def stream_sizes(self) -> tuple[int, int]:
         bounded = [size for size in (self.chunk_size, *self.chunk_sizes) if size != WHOLE]
         chunk = bounded[0] if bounded else 4 * self.common_rate
-        left = 4 * chunk if self.left_context == WHOLE else self.left_context
-        return chunk // OUTPUT_RATE, left // OUTPUT_RATE
+        left = 4 if self.left_context == WHOLE else self.left_chunks(chunk, self.left_context)
+        return chunk // OUTPUT_RATE, left * chunk // OUTPUT_RATE
+
+    @staticmethod
+    def left_chunks(chunk_size: int, left_context: int) -> int:
+        """Chunks of the past in attention, for a bounded left context."""
+        return max(left_context // chunk_size, 1)
 
     def stack(self, index: int) -> StackConfig:
         return StackConfig(
@@ -197,6 +206,4 @@ def zipformer_config(size: str, **changes: Any) -> ZipformerConfig:
     Raises:
         ValueError: `size` is not `small`, `medium` or `large`.
     """
-    if size not in SIZES:
-        raise ValueError(f"size is {size!r}, needs one of {', '.join(SIZES)}")
-    return dataclasses.replace(SIZES[size], **changes)
+    return ZipformerConfig(size=size, **changes)  # type: ignore[arg-type]

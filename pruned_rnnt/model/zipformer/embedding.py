@@ -149,8 +149,8 @@ class Embedding(nn.Module):
         channels, bins = maps_1CLF.size(1), maps_1CLF.size(3)
         weight = self.out.weight.unflatten(1, (channels, bins)).transpose(1, 2).flatten(1)
         x_RE = linear(joined.rows(maps_1CLF), weight, self.out.bias)
-        x_NTE: Tensor = x_RE.unflatten(0, (joined.batch, -1))[:, :count]
-        return x_NTE.contiguous()
+        x_NTE: Tensor = x_RE.unflatten(0, (joined.batch, joined.each // joined.rate))
+        return x_NTE[:, :count].contiguous()
 
 
 def _real_frames(lengths_N: Tensor, count: int) -> Tensor:

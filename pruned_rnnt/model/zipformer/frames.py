@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 # As the chunk size: the whole utterance; as the number of left chunks: the whole past. Exact in
-# float32, and still above LARGEST_CHUNK at the rate of a stack that downsamples by 8.
-UNLIMITED = 2**20
+# float32, and still above LARGEST_CHUNK at the rate of a stack that downsamples by up to 255.
+UNLIMITED = 2**24
 LARGEST_CHUNK = 2**16
 
 

@@ -76,7 +76,7 @@ class _Begin(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor, None, None]:
-        if ctx.fused and len(grads) <= 2:
+        if ctx.fused:
             from pruned_rnnt.model.kernels.stream import begin_backward
 
             second = grads[1].contiguous() if len(grads) == 2 else None

@@ -161,7 +161,17 @@ class Clock:
         return self.uniform() < probability
 
     def uniform(self) -> float:
-        """A random number in [0, 1)."""
+        """A random number in [0, 1).
+
+        Raises:
+            RuntimeError: within a backward pass: it computes a part of the forward pass again.
+        """
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                "a layer of a Zipformer is computed again in the backward pass, which cannot "
+                "repeat its random decisions: use no activation checkpointing "
+                "(torch.utils.checkpoint) in this encoder"
+            )
         if not self._samples:
             # Hundreds of modules need one per batch; sampling them one by one takes milliseconds.
             self._samples = torch.rand(_SAMPLES, device="cpu").tolist()

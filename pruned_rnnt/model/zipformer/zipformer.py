@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pruned_rnnt.model.encoder import WHOLE, Encoder, StreamingEncoder
-from pruned_rnnt.model.feature_norm import centre_features
+from pruned_rnnt.model.feature_norm import centre_features, finite_padding
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, REFERENCE_WARM_UP, ZipformerConfig
 from pruned_rnnt.model.zipformer.embedding import (
     CONTEXT,
@@ -138,6 +138,7 @@ class Zipformer(Encoder):
                 update_probabilities(self._whiteners)
         chunking = self._chunking(chunk_size, left_context)
         lengths_N = feature_lengths.to(features_NTF.device)
+        features_NTF = finite_padding(features_NTF, lengths_N)
         centred_NTF = centre_features(features_NTF, lengths_N, self.config.feature_norm)
         lengths_N = embedding_length(lengths_N)
         x_NTE, _ = self.encoder_embed(centred_NTF, lengths_N)
@@ -249,18 +250,6 @@ class Zipformer(Encoder):
         processed = state.processed + EMBEDDING_RATE * chunk_size
         return encoded_NTE, ZipformerState(embedding, tuple(layers), processed)
 
-    def _check_features(self, features_NTF: Tensor) -> None:
-        bins = self.config.num_mel_bins
-        if features_NTF.dim() != 3 or features_NTF.size(2) != bins:
-            raise ValueError(
-                f"features has shape {tuple(features_NTF.shape)}, needs (N, T, {bins})"
-            )
-        if features_NTF.size(1) < RECEPTIVE_FIELD:
-            raise ValueError(
-                f"features has {features_NTF.size(1)} frames, the encoder needs at least "
-                f"{RECEPTIVE_FIELD}: pad shorter audio with silence"
-            )
-
     def _chunking(self, chunk_size: int | None, left_context: int | None) -> Chunking:
         config = self.config
         if not config.causal:
@@ -286,18 +275,21 @@ class Zipformer(Encoder):
         config.check_chunk_size(chunk_size)
         if chunk_size == WHOLE:
             return Chunking()
-        left_chunks = None if left_context == WHOLE else max(left_context // chunk_size, 1)
+        if left_context == WHOLE:
+            return Chunking(chunk_size=chunk_size)
+        left_chunks = config.left_chunks(chunk_size, left_context)
         return Chunking(chunk_size=chunk_size, left_chunks=left_chunks)
 
     def _draw_chunking(self) -> tuple[int, int]:
         """Chunk size and chunks of the past for a training batch; UNLIMITED for no limit."""
-        chunk_size = _sample(self.config.chunk_sizes)
-        left_context = _sample(self.config.left_contexts)
+        config = self.config
+        chunk_size = _sample(config.chunk_sizes or (config.chunk_size,))
+        left_context = _sample(config.left_contexts or (config.left_context,))
         if chunk_size == WHOLE:
             return UNLIMITED, UNLIMITED
         if left_context == WHOLE:
             return chunk_size, UNLIMITED
-        return chunk_size, max(left_context // chunk_size, 1)
+        return chunk_size, config.left_chunks(chunk_size, left_context)
 
 
 def embedded_chunk(num_features: int) -> int:
