@@ -53,7 +53,11 @@ def _with_parameters(function: Callable[..., Result], names: str) -> Callable[..
     signature = inspect.Signature([parameters[name] for name in names.split()])
 
     def call(*arguments: Any, **named: Any) -> Result:
-        return function(**signature.bind(*arguments, **named).arguments)
+        try:
+            given = signature.bind(*arguments, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}(): {error}; it takes {names}") from None
+        return function(**given)
 
     call.__name__ = call.__qualname__ = function.__name__
     call.__doc__ = f"As `pruned_rnnt.compat.k2.{function.__name__}`, with fast_rnnt's arguments."

@@ -6,7 +6,7 @@ Axes: N batch, T frames, U symbols, D joint width, V outputs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -90,6 +90,14 @@ class JointInputs:
         if dim != 1:
             raise self._missing(f"narrow({dim}, ...)")
         return replace(self, am=self.am.narrow(1, start, int(length)))
+
+    def __iter__(self) -> NoReturn:
+        # nn.DataParallel does it, which the Trainer of transformers uses for several GPUs.
+        raise TypeError(
+            f"logits cannot be iterated over, nor gathered by nn.DataParallel, because "
+            f"{self.option} does not store them in training; with several GPUs start one process "
+            f"for each (torchrun), or leave {self.option} out"
+        )
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(str(self._missing(name)))

@@ -5,7 +5,8 @@ only for batches that the native losses do not take, and for return_grad.
 
 Axes: B batch, S symbols, T frames, C vocabulary, R the kept columns of a pruned lattice. px is
 (B, S, T + 1) for 'regular' with -inf at the frame after the last, (B, S, T) otherwise; py is
-(B, S + 1, T). For 'constrained' px includes the blank that follows the symbol.
+(B, S + 1, T). Both are float64 for float64 scores, else float32. For 'constrained' px includes the
+blank that follows the symbol.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from pruned_rnnt.loss.checks import (
     check_one_of,
 )
 from pruned_rnnt.loss.simple import check_smoothing
+from pruned_rnnt.ops.common.library import accumulator
 from pruned_rnnt.ops.simple.simple_log_probs import safe_product
 
-_RNNT_TYPES = ("regular", "modified", "constrained")
+RNNT_TYPES = ("regular", "modified", "constrained")
 
 
 def get_rnnt_logprobs(
@@ -80,7 +82,7 @@ def get_rnnt_logprobs_smoothed(
     """
     check_am_lm(am, lm, "C")
     lm_only_scale, am_only_scale = check_smoothing(lm_only_scale, am_only_scale)
-    dtype = torch.promote_types(lm.dtype, am.dtype)
+    dtype = accumulator(torch.promote_types(lm.dtype, am.dtype))
     lm, am = lm.to(dtype), am.to(dtype)
     shape = (lm.shape[0], lm.shape[1] - 1)
     checked = checked_symbols(symbols, termination_symbol, boundary, shape, lm)
@@ -130,6 +132,7 @@ def get_rnnt_logprobs_joint(
     shape = (batch, columns - 1)
     checked = checked_symbols(symbols, termination_symbol, boundary, shape, logits)
     rows = checked.columns[:, None, :].expand(batch, frame_count, columns - 1)
+    logits = logits.to(accumulator(logits.dtype))
     emit, blank = _emit_and_blank(logits, rows, termination_symbol, use_hat_loss)
     return _finish(
         checked.without_others(emit.transpose(1, 2)), blank.transpose(1, 2), boundary, rnnt_type
@@ -172,8 +175,9 @@ def get_rnnt_logprobs_pruned(
     ranges = torch.where((ranges >= 0) & (ranges < columns), ranges.long(), columns)
     padded = torch.nn.functional.pad(checked.columns, (0, 2))
     rows = padded[:, None, :].expand(batch, frame_count, columns + 1).gather(2, ranges)
+    logits = logits.to(accumulator(logits.dtype))
     emit, blank = _emit_and_blank(logits, rows, termination_symbol, use_hat_loss)
-    outside = logits.new_full((batch, frame_count, columns + 1), -torch.inf, dtype=emit.dtype)
+    outside = logits.new_full((batch, frame_count, columns + 1), -torch.inf)
     px = outside.scatter(2, ranges, emit)[:, :, : shape[1]]
     py = outside.scatter(2, ranges, blank)[:, :, :columns]
     return _finish(
@@ -199,7 +203,7 @@ def _finish(
     px_BST: Tensor, py_BST: Tensor, boundary: Tensor | None, rnnt_type: str
 ) -> tuple[Tensor, Tensor]:
     """px with the shape and the impossible arcs of its rnnt_type, and py."""
-    check_one_of("rnnt_type", rnnt_type, _RNNT_TYPES)
+    check_one_of("rnnt_type", rnnt_type, RNNT_TYPES)
     if boundary is not None:
         check_ends(boundary, px_BST.shape[1], px_BST.shape[2])
     if rnnt_type == "modified":
@@ -254,7 +258,9 @@ def _log_normaliser(lm: Tensor, am: Tensor) -> Tensor:
     """
     lm_max = lm.detach().amax(dim=2, keepdim=True)
     am_max = am.detach().amax(dim=2, keepdim=True)
-    product = (lm - lm_max).exp() @ (am - am_max).exp().transpose(1, 2)
+    with torch.autocast(lm.device.type, enabled=False):
+        # In float16 it would underflow.
+        product = (lm - lm_max).exp() @ (am - am_max).exp().transpose(1, 2)
     safe = product.detach() >= safe_product(product.dtype)
     log_z = torch.where(safe, product, 1.0).log() + lm_max + am_max.transpose(1, 2)
     lost = (~safe).nonzero(as_tuple=True)

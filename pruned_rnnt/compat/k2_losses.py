@@ -22,6 +22,7 @@ from pruned_rnnt.compat.k2_arguments import (
     in_names_of_k2,
 )
 from pruned_rnnt.compat.k2_log_probs import (
+    RNNT_TYPES,
     get_rnnt_logprobs_joint,
     get_rnnt_logprobs_pruned,
     get_rnnt_logprobs_smoothed,
@@ -52,6 +53,12 @@ class _Options(NamedTuple):
     delay_penalty: float
     reduction: str
     return_grad: bool
+
+    def check(self) -> None:
+        check_one_of("rnnt_type", self.rnnt_type, RNNT_TYPES)
+        check_one_of("reduction", self.reduction, REDUCTIONS)
+        check_finite("delay_penalty", self.delay_penalty)
+        check_flag("return_grad", self.return_grad)
 
     def native(self, blank: int) -> dict[str, Any]:
         """The arguments of the native losses by name."""
@@ -117,10 +124,8 @@ def rnnt_loss_smoothed(
     Args, Returns and Raises: as `rnnt_loss_simple`, and
         lm_only_scale, am_only_scale: the weights of the two parts.
     """
-    check_one_of("reduction", reduction, REDUCTIONS)
-    check_finite("delay_penalty", delay_penalty)
-    check_flag("return_grad", return_grad)
     options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
+    options.check()
     # The native loss averages the am part over real positions; k2 over all of them.
     check_tensor("am", am)
     column = column_of(termination_symbol, am)
@@ -187,6 +192,7 @@ def rnnt_loss_pruned(
         ranges: (B, T, R) integers from `get_rnnt_prune_ranges`.
         use_hat_loss: the blank is a Bernoulli variable, the symbols share the rest.
     """
+    check_tensor("ranges", ranges)
     options = _Options(boundary, rnnt_type, delay_penalty, reduction, return_grad)
     return _loss_of_logits(logits, symbols, ranges, termination_symbol, use_hat_loss, options)
 
@@ -196,10 +202,8 @@ def _loss_of_logits(
     logits: Tensor, symbols: Tensor, ranges: Tensor | None, blank: int, hat: bool, options: _Options
 ) -> Tensor | LossAndGrads:
     """The loss over the whole lattice (ranges None), or over the kept columns."""
-    boundary, rnnt_type, delay_penalty, reduction, return_grad = options
-    check_one_of("reduction", reduction, REDUCTIONS)
-    check_finite("delay_penalty", delay_penalty)
-    check_flag("return_grad", return_grad)
+    options.check()
+    boundary, rnnt_type, *_, return_grad = options
     check_floating("logits", logits, "(B, T, S + 1, C)", 4)
     check_symbols_and_boundary(symbols, boundary)
     if ranges is not None:

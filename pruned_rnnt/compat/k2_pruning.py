@@ -5,7 +5,6 @@ Axes: B batch, S symbols, T frames, C channels, R kept columns.
 
 from __future__ import annotations
 
-import functools
 import warnings
 
 import torch
@@ -29,11 +28,12 @@ def get_rnnt_prune_ranges(
 ) -> Tensor:
     """The columns to keep in each frame, from occupation probabilities.
 
-    s_range is raised to what the longest reference of the batch needs per frame ('regular'), with
-    a warning the first time, and lowered to S + 1. Of windows whose scores differ by less than
-    1e-5 the middle one is taken, so that every device chooses the same and paths have room on both
-    sides; k2 takes the largest. If a symbol takes a frame (not 'regular'), symbols count as well as
-    blanks: k2 counts blanks alone, which say nothing about a frame that surely emits.
+    s_range is raised to what the reference with the most symbols per frame needs ('regular'), with
+    a warning that names the utterance the first time, and lowered to S + 1. Of windows whose scores
+    differ by less than 1e-5 the middle one is taken, so that every device chooses the same and
+    paths have room on both sides; k2 takes the largest. If a symbol takes a frame (not 'regular'),
+    symbols count as well as blanks: k2 counts blanks alone, which say nothing about a frame that
+    surely emits.
 
     Args:
         px_grad: (B, S, T + 1) or (B, S, T), py_grad: (B, S + 1, T), from return_grad.
@@ -84,10 +84,7 @@ def _checked(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -
     is_regular = last == frame_count + 1
     smallest = 2 if is_regular else 1
     if is_regular:
-        needed = _needed_s_range(boundary)
-        if s_range < needed:
-            warn_of_small_s_range(s_range)
-            s_range = needed
+        s_range = _widened(s_range, boundary)
     if s_range < smallest:
         raise ValueError(
             f"s_range is {s_range}; it must be at least {smallest}, or no path is left"
@@ -147,17 +144,26 @@ def bounds_of_ranges(ranges: Tensor) -> pruned_rnnt.Bounds:
     return pruned_rnnt.Bounds(as_int32(ranges[:, :, 0]), ranges.shape[2])
 
 
-def _needed_s_range(boundary: Tensor) -> int:
-    """Columns per frame that all references of the batch fit: max ceil(S_n / T_n) + 1."""
-    symbols, frames = boundary[:, 2], boundary[:, 3].clamp_min(1)
-    return int(((symbols + frames - 1) // frames).max().clamp_min(1)) + 1
+def _widened(s_range: int, boundary: Tensor) -> int:
+    """s_range, or more if references need it: ceil(S_n / T_n) + 1 columns. One without frames has
+    no path in any."""
+    symbols, frames = boundary[:, 2], boundary[:, 3]
+    columns = (symbols + frames - 1) // frames.clamp_min(1) + 1
+    most, n = columns.where(frames > 0, 0).max(0)
+    needed = max(int(most), 2)
+    if s_range >= needed:
+        return s_range
+    if (s_range, needed) not in _WARNED:
+        _WARNED.add((s_range, needed))
+        warnings.warn(
+            f"s_range={s_range} cannot reach the last symbol of utterance {int(n)}, which has "
+            f"{int(symbols[n])} symbols in {int(frames[n])} frames: the whole batch uses s_range="
+            f"{needed}, and the joiner's logits are as much larger; leave such utterances out of "
+            "the batch, or pass a larger s_range",
+            stacklevel=4,
+        )
+    return needed
 
 
-@functools.cache
-def warn_of_small_s_range(s_range: int) -> None:
-    """Warns once for each s_range, because it is cached."""
-    warnings.warn(
-        f"s_range={s_range} cannot reach the last symbol of every reference of this batch; "
-        "such batches use the smallest s_range that can",
-        stacklevel=4,
-    )
+# The pairs of the s_range that was passed and the one used that have had a warning.
+_WARNED: set[tuple[int, int]] = set()

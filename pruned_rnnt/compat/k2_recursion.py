@@ -7,7 +7,7 @@ py is (B, S + 1, T).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 import pruned_rnnt
 from pruned_rnnt.compat.k2_arguments import check_boundary
 from pruned_rnnt.loss.checks import check_flag, check_floating
+from pruned_rnnt.ops.common.autograd import refuses_second_derivative
 
 _Grads = tuple[Tensor, Tensor]
 
@@ -119,8 +120,14 @@ def joint_mutual_information_recursion(
         (len(px), B), differentiable in every px and py.
 
     Raises:
+        TypeError: px or py is no sequence.
         ValueError: no terms, or not as many px as py.
     """
+    for name, terms in (("px", px), ("py", py)):
+        if not isinstance(terms, Sequence):
+            raise TypeError(
+                f"{name} is a {type(terms).__name__}; it must be a list or tuple of tensors"
+            )
     if not px or len(px) != len(py):
         raise ValueError(
             f"px has {len(px)} terms and py {len(py)}; they must have the same number, at least one"
@@ -129,12 +136,23 @@ def joint_mutual_information_recursion(
     total, (px_grad, py_grad) = mutual_information_recursion(
         px_terms.detach().sum(dim=0), py_terms.detach().sum(dim=0), boundary, return_grad=True
     )
-    parts = _weighted(px_grad, px_terms) + _weighted(py_grad, py_terms)
+    parts: Tensor = _Weighted.apply(px_grad, px_terms)  # type: ignore[no-untyped-call]
+    parts = parts + _Weighted.apply(py_grad, py_terms)  # type: ignore[no-untyped-call]
     offset = total - parts.detach().sum(dim=0)
     return torch.cat((parts[:1] + offset, parts[1:]))
 
 
-def _weighted(occupancy: Tensor, terms: Tensor) -> Tensor:
-    """(terms, B): sum of occupancy * term; a term of -inf is never occupied and counts 0."""
-    finite = terms.masked_fill(terms == -torch.inf, 0.0)
-    return (occupancy * finite).sum(dim=(2, 3))
+class _Weighted(torch.autograd.Function):
+    """(terms, B): sum of occupancy * term; a term of -inf is never occupied and counts 0. A
+    function of its own, because the occupancy is a constant to torch."""
+
+    @staticmethod
+    def forward(ctx: Any, occupancy: Tensor, terms: Tensor) -> Tensor:
+        ctx.save_for_backward(occupancy, terms)
+        return (occupancy * terms.masked_fill(terms == -torch.inf, 0.0)).sum(dim=(2, 3))
+
+    @staticmethod
+    @refuses_second_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        occupancy, terms = ctx.saved_tensors
+        return None, (grad[:, :, None, None] * occupancy).to(terms.dtype)

@@ -95,16 +95,26 @@ class PrunedJointLoss(PrunedTransducerLoss):
         del self.joiner
         self.to(device=weight.device, dtype=weight.dtype)
         self.calls_per_step = calls_per_step
-        self.calls = 0
+        # A tensor: torch.compile would compile the model anew for each value of an integer.
+        self._calls = torch.zeros((), dtype=torch.int64, device="cpu")
+
+    @property
+    def calls(self) -> int:
+        """The number of training calls of the joint."""
+        return int(self._calls)
+
+    @calls.setter
+    def calls(self, value: int) -> None:
+        self._calls = torch.tensor(value, device="cpu")
 
     def count_call(self) -> None:
         """The joint begins a training call."""
         if torch.is_grad_enabled():
-            self.calls += 1
+            self._calls = self._calls + 1
 
     def get_extra_state(self) -> Tensor:
         # A tensor, because safetensors files hold nothing else.
-        return torch.tensor(self.calls, device="cpu")
+        return self._calls
 
     def set_extra_state(self, state: Tensor) -> None:
         self.calls = int(state)

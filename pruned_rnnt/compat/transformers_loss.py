@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pruned_rnnt.compat import joint_inputs
@@ -58,8 +59,7 @@ def rnnt_loss(
         blank_token_id: column of the blank.
         reduction: `mean_volume`: sum of the losses over sum of target_lengths; `mean_batch`: mean
             over utterances; `mean`: each loss over its target length, then the mean over
-            utterances (an utterance without symbols makes it inf, as in transformers); `sum`;
-            `none`.
+            utterances; `sum`; `none`. No symbols count as one, where transformers divides by 0.
         fastemit_lambda, clamp, delay_penalty: see `pruned_rnnt.rnnt_loss`; transformers has
             none of them.
 
@@ -141,23 +141,28 @@ def _reduced(each: Tensor, target_lengths: Tensor, reduction: str) -> Tensor:
     """The reduction of the losses (N,), as transformers has it."""
     symbols = target_lengths.to(each)
     if reduction == "mean_volume":
-        return each.sum() / symbols.sum()
+        return each.sum() / symbols.sum().clamp_min(1)
     if reduction == "mean_batch":
         return each.mean()
     if reduction == "mean":
-        return (each / symbols).mean()
+        return (each / symbols.clamp_min(1)).mean()
     if reduction == "sum":
         return each.sum()
     return each
 
 
+_in_names_of_models = named_as({"targets": "labels", "target_lengths": "label_lengths"})
+
+
+@_in_names_of_models
 def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
     """The `loss_function` of `ParakeetForRNNT`; replaces `ParakeetForRNNTLoss`.
 
     Args:
         arguments: logits, labels, logit_lengths, label_lengths, blank_token_id and optionally
-            reduction, fastemit_lambda, clamp, delay_penalty: see `rnnt_loss`. Others that
-            transformers passes to every loss (`num_items_in_batch`) are ignored, as there.
+            reduction, fastemit_lambda, clamp, delay_penalty: see `rnnt_loss`. Labels of -100 are
+            padding, even if label_lengths counts them. Others that transformers passes to every
+            loss (`num_items_in_batch`) are ignored, as there.
 
     Raises:
         ValueError: the arguments are those of a TDT loss or of another kind of loss, and as
@@ -176,20 +181,21 @@ def parakeet_rnnt_loss(**arguments: Any) -> Tensor:
         logits,
         _beside(targets, logits),
         logit_lengths,
-        target_lengths,
+        _without_padding(target_lengths, targets),
         blank,
         **{name: arguments[name] for name in _OPTIONS if name in arguments},
     )
 
 
+@_in_names_of_models
 def parakeet_tdt_loss(**arguments: Any) -> Tensor:
     """The `loss_function` of `ParakeetForTDT`; replaces `ParakeetForTDTLoss`.
 
     Args:
         arguments: token_logits, duration_logits, labels, logit_lengths, label_lengths,
             blank_token_id, durations and optionally reduction, sigma, omega, fastemit_lambda,
-            clamp, delay_penalty: see `tdt_loss`. Others that transformers passes to every loss
-            are ignored, as there.
+            clamp, delay_penalty: see `tdt_loss`. For labels of -100 and other arguments see
+            `parakeet_rnnt_loss`.
 
     Raises:
         ValueError: an argument is missing, and as `tdt_loss`.
@@ -204,7 +210,7 @@ def parakeet_tdt_loss(**arguments: Any) -> Tensor:
         duration_logits,
         _beside(targets, logits),
         logit_lengths,
-        target_lengths,
+        _without_padding(target_lengths, targets),
         blank,
         durations,
         **{name: arguments[name] for name in _TDT_OPTIONS if name in arguments},
@@ -215,6 +221,15 @@ def _beside(labels: Tensor, logits: Tensor | JointInputs) -> Tensor:
     """The labels on the device of the logits, which the loss checks under their own name."""
     check_tensor("labels", labels)
     return labels.to(logits.device) if isinstance(logits, (Tensor, JointInputs)) else labels
+
+
+def _without_padding(label_lengths: Tensor, labels: Tensor) -> Tensor:
+    """label_lengths without labels of -100, with which the collators of transformers pad and which
+    its models count."""
+    check_integers("label_lengths", label_lengths)
+    if label_lengths.shape != labels.shape[:-1]:
+        return label_lengths  # The loss refuses them.
+    return torch.minimum(label_lengths, (labels != -100).sum(-1).to(label_lengths))
 
 
 def _given(
@@ -269,7 +284,8 @@ def use(
 
     Args:
         model: a `ParakeetForRNNT` or `ParakeetForTDT`, or another model that calls its loss
-            function as these do. A model with durations in its configuration gets the TDT loss.
+            function as these do; no wrapper of it. A model with durations in its configuration
+            gets the TDT loss.
         fused: do not store the joint's logits (N, T, U+1, V) in training. The output's `logits` is
             then a `JointInputs`; in eval mode it is the logits. Where hooks or adapters change the
             joint or its head, logits are stored, and a warning says so.
@@ -279,10 +295,18 @@ def use(
         options: see `register`; sigma and omega only for TDT.
 
     Raises:
-        TypeError, ValueError: an unknown option; or with fused or pruned, a joint that is not one
-            of these models'; or with pruned, clamp, or its options out of range.
+        TypeError, ValueError: a model without a loss function of transformers; an unknown option;
+            or with fused or pruned, a joint that is not one of these models'; or with pruned,
+            clamp, or its options out of range.
     """
     check_flag("fused", fused)
+    model = getattr(model, "_orig_mod", model)  # What torch.compile returns wraps it.
+    if not isinstance(getattr(type(model), "loss_function", None), property):
+        raise TypeError(
+            f"model is a {type(model).__name__}; it must be the model of transformers itself: "
+            "model.module of DataParallel and DistributedDataParallel, model.get_base_model() of "
+            "PEFT"
+        )
     durations = getattr(getattr(model, "config", None), "durations", None)
     if durations is None:
         _check_options(options, _OPTIONS, "RNN-T")

@@ -47,13 +47,41 @@ def test_k2_equals_the_cpu() -> None:
 
 
 def test_k2_needs_a_larger_s_range_on_the_gpu_too() -> None:
-    k2_pruning.warn_of_small_s_range.cache_clear()
+    k2_pruning._WARNED.clear()
     boundary = torch.tensor([[0, 0, 9, 3]], device="cuda")
     px_grad, py_grad = torch.rand(1, 9, 4, device="cuda"), torch.rand(1, 10, 3, device="cuda")
     with pytest.warns(UserWarning, match="s_range=2 cannot reach"):
         ranges = k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 2)
     assert ranges.is_cuda
     assert ranges.shape == (1, 3, 4)
+
+
+@pytest.mark.parametrize("hat", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_k2_losses_that_are_not_native_under_autocast(dtype: torch.dtype, hat: bool) -> None:
+    """A target is the blank; the numbers are those of float32."""
+    data = batch()
+    targets = data.targets.clone()
+    targets[0, 1] = BLANK
+    am, lm = (20 * x.detach().to("cuda", dtype) for x in (data.am, data.lm))
+    logits, targets, boundary = am[:, :, None] + lm[:, None], targets.cuda(), data.boundary.cuda()
+    ranges = torch.arange(4, device="cuda").expand(4, 4, 4)
+
+    def losses(*inputs: Tensor) -> list[Tensor]:
+        am, lm, logits = inputs
+        options = {"boundary": boundary, "use_hat_loss": hat}
+        return [
+            k2.rnnt_loss_smoothed(lm, am, targets, BLANK, boundary=boundary),
+            k2.rnnt_loss(logits, targets, BLANK, **options),
+            k2.rnnt_loss_pruned(logits, targets, ranges, BLANK, **options),
+            k2.rnnt_loss_pruned(logits, targets, ranges, BLANK, return_grad=True, **options)[0],
+        ]
+
+    expected = losses(*(x.float() for x in (am, lm, logits)))
+    for inputs in ((am, lm, logits), [x.float() for x in (am, lm, logits)]):
+        with torch.autocast("cuda", dtype):
+            found = losses(*inputs)
+        torch.testing.assert_close(found, expected)
 
 
 def other_losses(device: str) -> list[Tensor]:

@@ -50,6 +50,8 @@ def test_fast_rnnt_is_k2_in_another_order() -> None:
         k2.get_rnnt_logprobs_joint(data.logits, data.targets, BLANK, "constrained", data.boundary),
     )
     assert fast_rnnt.with_cuda() == torch.cuda.is_available()
+    with pytest.raises(TypeError, match=r"rnnt_loss\(\): too many .*; it takes logits symbols"):
+        fast_rnnt.rnnt_loss(*arguments, True, False)
 
 
 def calls(data, targets: Tensor, rnnt_type: str, boundary: Tensor | None) -> list[Tensor]:
@@ -309,6 +311,25 @@ def test_a_termination_symbol_may_count_from_the_end(hat) -> None:
         for blank in (BLANK, np.int64(BLANK - VOCABULARY))
     )
     torch.testing.assert_close(last, first)
+
+
+@pytest.mark.parametrize("target", [BLANK, 1])
+def test_an_rnnt_type_that_k2_does_not_have(target: int) -> None:
+    """With a blank among the targets and without, which are other computations."""
+    data = batch()
+    targets = torch.full_like(data.targets, target)
+    for call in (
+        lambda: k2.rnnt_loss(data.logits, targets, BLANK, rnnt_type="rna"),
+        lambda: k2.rnnt_loss_simple(data.lm, data.am, targets, BLANK, rnnt_type="rna"),
+    ):
+        with pytest.raises(ValueError, match=r"rnnt_type is 'rna'; .*'constrained'\]"):
+            call()
+
+
+def test_a_pruned_loss_needs_ranges() -> None:
+    data = batch()
+    with pytest.raises(TypeError, match="ranges is a NoneType"):
+        k2.rnnt_loss_pruned(data.logits, data.targets, None, BLANK, data.boundary)
 
 
 @pytest.mark.parametrize("name", ["use_hat_loss", "return_grad"])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.compat import k2, k2_pruning
+from tests.compat.batches import BLANK, VOCABULARY, batch
 
 
 def rule(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -> list[list[int]]:
@@ -85,8 +86,9 @@ def test_a_small_s_range_is_raised_with_one_warning() -> None:
     """9 symbols in 3 frames need 4 columns a frame."""
     px_grad, py_grad = torch.rand(1, 9, 4), torch.rand(1, 10, 3)
     boundary = torch.tensor([[0, 0, 9, 3]])
-    k2_pruning.warn_of_small_s_range.cache_clear()
-    with pytest.warns(UserWarning, match="s_range=2 cannot reach the last symbol") as caught:
+    k2_pruning._WARNED.clear()
+    message = "s_range=2 cannot reach .* utterance 0, which has 9 symbols in 3 frames.*s_range=4"
+    with pytest.warns(UserWarning, match=message) as caught:
         ranges = k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 2)
     assert caught[0].filename == __file__
     assert ranges.shape == (1, 3, 4)
@@ -97,6 +99,31 @@ def test_a_small_s_range_is_raised_with_one_warning() -> None:
         again = k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 2)
         k2.get_rnnt_prune_ranges(px_grad, py_grad, boundary, 4)
     assert again.tolist() == ranges.tolist()
+    with pytest.warns(UserWarning, match="utterance 1, which has 8 symbols in 2 .*s_range=5"):
+        k2.get_rnnt_prune_ranges(
+            px_grad.expand(2, 9, 4),
+            py_grad.expand(2, 10, 3),
+            torch.tensor([[0, 0, 1, 3], [0, 0, 8, 2]]),
+            2,
+        )
+
+
+def test_a_reference_without_frames_widens_nothing() -> None:
+    """It has no path in any number of columns."""
+    data = batch()
+    boundary = data.boundary.clone()
+    boundary[0, 3] = 0
+    arguments = (data.lm, data.am, data.targets, BLANK, boundary)
+    _, grads = k2.rnnt_loss_simple(*arguments, return_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ranges = k2.get_rnnt_prune_ranges(*grads, boundary, 2)
+    assert ranges.shape == (4, 4, 2)
+    index = ranges[..., None].expand(-1, -1, -1, VOCABULARY)
+    loss = k2.rnnt_loss_pruned(
+        data.logits.gather(2, index), data.targets, ranges, BLANK, boundary, reduction="none"
+    )
+    assert loss[0] == torch.inf
 
 
 @pytest.mark.parametrize(

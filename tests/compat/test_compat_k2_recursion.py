@@ -94,6 +94,17 @@ def test_joint_recursion_needs_terms() -> None:
         k2.joint_mutual_information_recursion([], [])
     with pytest.raises(ValueError, match="px has 1 terms and py 2"):
         k2.joint_mutual_information_recursion([px], [py, py])
+    with pytest.raises(TypeError, match="px is a NoneType; it must be a list or tuple of tensors"):
+        k2.joint_mutual_information_recursion(None, None)
+
+
+def test_joint_recursion_has_no_second_derivative() -> None:
+    terms = [random_px_py(True, seed) for seed in (1, 2)]
+    px, py = zip(*terms, strict=True)
+    scores = k2.joint_mutual_information_recursion(px, py)
+    (grad,) = torch.autograd.grad(scores.sum(), px[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="first derivatives only"):
+        (scores.sum() + grad.pow(2).sum()).backward()
 
 
 @pytest.mark.parametrize("rnnt_type", TYPES)
@@ -116,6 +127,37 @@ def test_joint_log_probs(rnnt_type: str, hat: bool) -> None:
         if rnnt_type == "regular":
             assert (px[n, :, t_n] == -torch.inf).all()
             assert (px[n, :, 4] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("rnnt_type", TYPES)
+@pytest.mark.parametrize("hat", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_log_probs_of_16_bits_are_those_of_float32(
+    rnnt_type: str, hat: bool, dtype: torch.dtype
+) -> None:
+    """Far apart, where products of probabilities underflow in float16."""
+    data = batch()
+    am, lm = (20 * x.detach().to(dtype) for x in (data.am, data.lm))
+    logits = am[:, :, None] + lm[:, None]
+    ranges = torch.arange(4).expand(4, 4, 4)
+
+    def log_probs(am: Tensor, lm: Tensor, logits: Tensor) -> list[Tensor]:
+        given = (data.targets, BLANK, rnnt_type, data.boundary)
+        band = (data.targets, ranges, BLANK, data.boundary, rnnt_type, hat)
+        return [
+            *k2.get_rnnt_logprobs_smoothed(
+                lm, am, data.targets, BLANK, boundary=data.boundary, rnnt_type=rnnt_type
+            ),
+            *k2.get_rnnt_logprobs_joint(logits, *given, hat),
+            *k2.get_rnnt_logprobs_pruned(logits, *band),
+        ]
+
+    inputs = (am, lm, logits)
+    in_float32 = [x.float() for x in inputs]
+    expected = log_probs(*in_float32)
+    torch.testing.assert_close(log_probs(*inputs), expected)
+    with torch.autocast("cpu", dtype):
+        torch.testing.assert_close(log_probs(*in_float32), expected)
 
 
 @pytest.mark.parametrize("rnnt_type", TYPES)

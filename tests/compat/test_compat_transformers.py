@@ -68,6 +68,9 @@ def test_reductions() -> None:
         ("mean_volume", slice(None), each.sum() / SYMBOLS.sum()),
         ("mean_batch", slice(None), each.mean()),
         ("mean", full, (each[full] / SYMBOLS[full]).mean()),
+        # transformers divides by the 0 symbols of the third utterance.
+        ("mean", slice(None), (each / SYMBOLS.clamp_min(1)).mean()),
+        ("mean_volume", ~full, each[~full].sum()),
         ("sum", slice(None), each.sum()),
     ):
         got = transformers_loss.rnnt_loss(
@@ -142,6 +145,38 @@ def test_wrong_arguments_are_named() -> None:
     arguments |= {"token_logits": logits, "duration_logits": logits, "durations": None}
     with pytest.raises(ValueError, match="durations is None; it must be different integers"):
         transformers_loss.parakeet_tdt_loss(**arguments)
+
+
+def test_labels_of_minus_100_are_padding() -> None:
+    """The models count them in label_lengths, which may be right, too."""
+    arguments = call_arguments()
+    expected = transformers_loss.parakeet_rnnt_loss(**arguments)
+    labels = arguments["labels"].clone()
+    is_padding = torch.arange(labels.shape[1]) >= SYMBOLS[:, None]
+    arguments["labels"] = labels.masked_fill(is_padding, -100)
+    for lengths in (torch.full_like(SYMBOLS, labels.shape[1]), SYMBOLS):
+        found = transformers_loss.parakeet_rnnt_loss(**arguments | {"label_lengths": lengths})
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    logits = arguments.pop("logits")
+    arguments |= {"token_logits": logits, "duration_logits": logits[..., :2], "durations": [0, 1]}
+    expected = transformers_loss.parakeet_tdt_loss(**arguments | {"label_lengths": SYMBOLS})
+    found = transformers_loss.parakeet_tdt_loss(**arguments | {"label_lengths": 0 * SYMBOLS + 3})
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_errors_have_the_names_of_the_models() -> None:
+    arguments = call_arguments()
+    arguments["labels"][1, 0] = -5
+    with pytest.raises(ValueError, match=r"^labels\[1, 0\] of utterance 1 is -5; labels must"):
+        transformers_loss.parakeet_rnnt_loss(**arguments)
+    with pytest.raises(ValueError, match=r"^label_lengths has shape \(3,\)"):
+        transformers_loss.parakeet_rnnt_loss(**arguments | {"label_lengths": SYMBOLS[:3]})
+
+
+def test_use_needs_the_model_itself() -> None:
+    for model in (None, torch.nn.Linear(2, 2), torch.nn.DataParallel(torch.nn.Linear(2, 2))):
+        with pytest.raises(TypeError, match=rf"model is a {type(model).__name__}; it must be the"):
+            transformers_loss.use(model)
 
 
 def test_unknown_reduction() -> None:

@@ -135,6 +135,15 @@ def test_a_fused_model_has_the_loss_and_gradients_of_stored_logits(durations: bo
     torch.testing.assert_close(logits.stored(), model(**arguments).logits)
     with pytest.raises(TypeError, match="fused=True does not store in training"):
         logits[0]
+    with pytest.raises(TypeError, match=r"nor gathered by nn\.DataParallel, because fused=True"):
+        torch.nn.parallel.scatter_gather.gather([logits, logits], "cpu")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_the_model() -> None:
+    model = tiny_parakeet(ParakeetForRNNT, ParakeetRNNTConfig)
+    transformers_loss.use(torch.compile(model), reduction="sum")
+    assert model.loss_function.keywords == {"reduction": "sum"}
 
 
 def test_a_fused_model_has_logits_in_evaluation_and_a_copy_of_its_own(tmp_path: Any) -> None:
@@ -165,9 +174,11 @@ def test_a_changed_head_is_called(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_models_that_cannot_be_fused_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.joint to be one of"):
-        transformers_loss.use(torch.nn.Linear(2, 2), fused=True)
     model = tiny_parakeet(ParakeetForRNNT, ParakeetRNNTConfig)
+    joint, model.joint = model.joint, torch.nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"model\.joint to be one of"):
+        transformers_loss.use(model, fused=True)
+    model.joint = joint
     model.joint.activation = torch.nn.SiLU()
     with pytest.raises(ValueError, match="ReLU or tanh"):
         transformers_loss.use(model, fused=True)

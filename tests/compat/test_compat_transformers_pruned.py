@@ -245,6 +245,29 @@ def test_under_autocast() -> None:
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
 
 
+@pytest.mark.slow
+def test_torch_compile_compiles_for_the_first_steps_alone() -> None:
+    model = model_of(durations=False)
+    transformers_loss.use(model, pruned=PrunedOptions(warm_up_steps=8))
+    given = batch(model)
+    graphs: list[int] = []
+    losses: list[float] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(len(losses))
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(5):
+        losses.append(float(compiled(**given).loss.detach()))
+    torch.compiler.reset()
+    assert 0 in graphs
+    assert max(graphs) <= 1  # Once more for a number that changes.
+    assert len(set(losses)) == 5
+    assert model.joint.pruned_loss.calls == 5
+
+
 def test_saved_models(tmp_path: Path) -> None:
     """A folder saved in training has the layers of the simple loss, which transformers leaves out
     with a warning; after use(model) it has the model's own."""
@@ -285,8 +308,10 @@ def test_what_the_pruned_loss_does_not_have_is_refused() -> None:
         with pytest.raises(error, match=message):
             transformers_loss.use(model, **options)
         assert type(model.joint) is kind
+    joint, model.joint = model.joint, torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"pruned=\.\.\. needs model\.joint to be one of"):
-        transformers_loss.use(torch.nn.Linear(2, 2), pruned=PrunedOptions())
+        transformers_loss.use(model, pruned=PrunedOptions())
+    model.joint = joint
     transformers_loss.use(model, pruned=PrunedOptions())
     model.joint.head.register_forward_hook(lambda module, inputs, output: 0 * output)
     with pytest.raises(ValueError, match=r"joint\.head has forward hooks, so that the pruned loss"):

@@ -65,6 +65,14 @@ def test_second_derivatives_are_refused(name, only_inputs, upstream_needs_gradie
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_batch_of_incoming_gradients_is_refused(name) -> None:
+    losses, inputs = make_call(name)
+    upstream = torch.eye(3, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="take no batch of incoming gradients"):
+        torch.autograd.grad(losses(*inputs), inputs, upstream, is_grads_batched=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_forward_mode_is_refused(name) -> None:
     losses, inputs = make_call(name)
     with forward_ad.dual_level():

@@ -53,6 +53,19 @@ def test_log_probs_and_activations_give_the_same(device) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_no_gradient_is_computed_for_logits_that_need_none(device) -> None:
+    logits = torch.randn(2, 8, 5).to(device)
+    targets = torch.tensor([[1, 2, 2], [4, 3, 1]], device=device)
+    losses = []
+    for needed in (True, False):
+        with torch.profiler.profile() as profile:
+            losses.append(pruned_rnnt.ctc_loss(logits.clone().requires_grad_(needed), targets))
+        ops = {event.name for event in profile.events()}
+        assert ("aten::_ctc_loss_backward" in ops) == needed
+    assert torch.equal(*losses)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_dtypes(dtype, device) -> None:
     logits = torch.randn(2, 8, 5).to(device, dtype).requires_grad_()

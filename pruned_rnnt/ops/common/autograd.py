@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from pruned_rnnt.ops.common.library import define
 
@@ -20,6 +21,11 @@ _AnyFunction = TypeVar("_AnyFunction", bound=Callable[..., Any])
 
 _REFUSAL = (
     "pruned_rnnt's losses have first derivatives only: this gradient cannot be differentiated again"
+)
+
+_NO_BATCH = (
+    "pruned_rnnt's losses take no batch of incoming gradients (is_grads_batched, vectorize, "
+    "torch.func.vmap): call torch.autograd.grad for each of them"
 )
 
 
@@ -48,7 +54,12 @@ def refuses_second_derivative(backward: Callable[..., tuple[Any, ...]]) -> Calla
     def refusing(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         if all(grad is None for grad in grad_outputs):
             return (None,) * len(ctx.needs_input_grad)
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():
+            return backward(ctx, *grad_outputs)
+        for grad in grad_outputs:
+            if grad is not None and (is_batchedtensor(grad) or is_legacy_batchedtensor(grad)):
+                raise RuntimeError(_NO_BATCH)
+        if not torch.is_grad_enabled():
             return backward(ctx, *grad_outputs)
         with torch.no_grad():
             grads = backward(ctx, *grad_outputs)

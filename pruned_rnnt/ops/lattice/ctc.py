@@ -29,11 +29,15 @@ def _log_softmax(logits: Tensor, logit_lengths: Tensor, dtype: torch.dtype) -> T
 
 @op
 def ctc(
-    logits: Tensor, batch: TargetsAndLengths, blank: int, loss: Out[Tensor], grad: Out[Tensor]
+    logits: Tensor,
+    batch: TargetsAndLengths,
+    blank: int,
+    loss: Out[Tensor],
+    grad: Out[Tensor | None],
 ) -> None:
     """logits (N,T,V); targets (N,U) and lengths (N) int64, lengths on the CPU if possible. -> loss
     (N) and grad (N,T,V) = d loss / d logits, acc; 0 for an utterance without a path, and grad 0 on
-    padding."""
+    padding. grad None: the loss alone."""
     targets, logit_lengths, target_lengths = batch
     log_probs = _log_softmax(logits, logit_lengths, loss.dtype)
     by_time = log_probs.transpose(0, 1)
@@ -45,10 +49,12 @@ def ctc(
         forward = torch.ops.aten._ctc_loss.default
         backward = torch.ops.aten._ctc_loss_backward.default
     nll, log_alpha = forward(by_time, targets, *lengths, blank, zero_infinity=True)
-    unit = torch.ones_like(nll)
-    grad_by_time = backward(unit, by_time, targets, *lengths, nll, log_alpha, blank, True)
     infeasible = nll >= -LOG_ZERO / 2
     loss.copy_(nll.masked_fill(infeasible, 0))
+    if grad is None:
+        return
+    unit = torch.ones_like(nll)
+    grad_by_time = backward(unit, by_time, targets, *lengths, nll, log_alpha, blank, True)
     grad_log_probs = grad_by_time.transpose(0, 1).masked_fill_(infeasible[:, None, None], 0)
     # The gradient of the logits.
     torch.addcmul(
@@ -61,7 +67,9 @@ class _Ctc(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, *arguments: Any) -> Tensor:
         acc = accumulator(logits.dtype)
         loss = logits.new_empty(logits.shape[:1], dtype=acc)
-        grad = torch.empty(logits.shape, dtype=acc, device=logits.device)
+        grad = None
+        if ctx.needs_input_grad[0]:
+            grad = torch.empty(logits.shape, dtype=acc, device=logits.device)
         ctc(logits, *arguments, loss, grad)
         ctx.save_for_backward(grad)
         ctx.dtype = logits.dtype
