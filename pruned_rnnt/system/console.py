@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,8 +40,10 @@ def start_logging() -> Console:
     from rich.console import Console
     from rich.logging import RichHandler
 
-    console = Console(stderr=True)
-    handler: logging.Handler = logging.StreamHandler()
+    # Readers of audio redirect descriptor 2 for moments, in which other threads may log.
+    file = _own_stderr() if getattr(sys.stderr, "name", "") == "<stderr>" else None
+    console = Console(file=file, stderr=True)
+    handler: logging.Handler = logging.StreamHandler(file)
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
     else:
@@ -48,6 +53,17 @@ def start_logging() -> Console:
     root.handlers = [h for h in root.handlers if h.get_name() != _HANDLER_NAME] + [handler]
     logging.getLogger("pruned_rnnt").setLevel(logging.INFO)
     return console
+
+
+@cache
+def _own_stderr() -> TextIO | None:
+    """Standard error through a descriptor of its own; None if it is closed."""
+    try:
+        number = os.dup(2)
+    except OSError:
+        return None
+    encoding, errors = sys.stderr.encoding, sys.stderr.errors
+    return os.fdopen(number, "w", buffering=1, encoding=encoding, errors=errors)
 
 
 class ProgressBar:

@@ -5,6 +5,8 @@ without libsndfile as it reads them.
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import soundfile
 import torch
 
-from pruned_rnnt.data.audio import waveform
+from pruned_rnnt.data.audio import audio_file, waveform
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, read_audio
 from pruned_rnnt.data.audio.audio_stream import FeatureStream
 from pruned_rnnt.data.audio.features import audio_features, batch_features, fbank_extractor
@@ -208,3 +210,26 @@ def test_other_files_are_left_to_libsndfile(content: bytes, tmp_path: Path) -> N
 def test_files_that_do_not_exist_are_left_to_libsndfile(tmp_path: Path) -> None:
     assert short_wav(tmp_path / "absent.wav", 16000, 4000) is None
     assert short_wav(tmp_path, 16000, 4000) is None
+
+
+def test_log_lines_pass_decoders_of_other_threads() -> None:
+    program = (
+        "import logging; from pruned_rnnt.system.console import start_logging\n"
+        "from pruned_rnnt.data.audio.audio_file import without_decoder_messages\n"
+        "console = start_logging()\n"
+        "with without_decoder_messages():\n"
+        "    logging.warning('from another thread'); console.print('a bar')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "WARNING from another thread\n" in done.stderr
+    assert "a bar\n" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac"])
+def test_standard_error_stays_open_beside_other_formats(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soundfile.write(tmp_path / name, tone(16000), 16000)
+    monkeypatch.setattr(audio_file, "_enter", lambda: pytest.fail("redirected"))
+    read_audio(tmp_path / name)
+    audio_file.seconds_in_header(tmp_path / name)

@@ -172,7 +172,12 @@ def test_file_names_are_never_run_as_commands(tmp_path: Path, witness: Path) -> 
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        ("recording", {"sampling_rate": 0}, "sampling_rate must be a number of at least 1, got 0"),
+        ("recording", {"sampling_rate": 0}, "sampling_rate must be a whole number .* 1, got 0"),
+        ("recording", {"sampling_rate": 16000.5}, "sampling_rate must be a whole .*, got 16000.5"),
+        ("supervision", {"text": 5}, "text must be a text, got 5"),
+        ("supervision", {"text": ["a", "b"]}, "text must be a text, got \\['a', 'b'\\]"),
+        ("supervision", {"language": 5}, "language must be a text, got 5"),
+        ("supervision", {"speaker": 1.5}, "speaker must be a text, got 1.5"),
         ("recording", {"sampling_rate": "16k"}, "sampling_rate must be .* at least 1, got '16k'"),
         ("recording", {"duration": float("nan")}, "duration must be a number of seconds, got nan"),
         ("cut", {"duration": "x"}, "duration must be a number of seconds, got 'x'"),
@@ -185,8 +190,21 @@ def test_error_names_line_and_impossible_value(
 ) -> None:
     wav = write_audio(tmp_path / "a.wav")
     bad = json.loads(cut_line(wav, "b"))
-    (bad if place == "cut" else bad["recording"]).update(value)
+    parts = {"cut": bad, "recording": bad["recording"], "supervision": bad["supervisions"][0]}
+    parts[place].update(value)
     path = tmp_path / "cuts.jsonl"
     path.write_text(cut_line(wav, "a") + json.dumps(bad) + "\n")
     with pytest.raises(ValueError, match=rf"cuts\.jsonl:2 is not .* manifest: {message}"):
         list(manifest_items(path))
+
+
+def test_numbers_of_other_programs_are_read(tmp_path: Path) -> None:
+    bad = json.loads(cut_line(write_audio(tmp_path / "a.wav", 0.5, 44100), "a"))
+    bad["recording"]["sampling_rate"] = 44100.0
+    bad["supervisions"][0]["speaker"] = 17
+    path = tmp_path / "cuts.jsonl"
+    path.write_text(json.dumps(bad) + "\n")
+    ((_, cut),) = manifest_items(path)
+    assert repr(cut.sampling_rate) == "44100"
+    assert cut.supervisions[0].speaker == "17"
+    assert prepare(path, tmp_path / "out", "--dev-share", "0", "--test-share", "0") == 0

@@ -10,17 +10,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from lhotse import CutSet
+from lhotse import CutSet, NumpyFilesWriter, Recording, SupervisionSegment
 from lhotse.utils import fastcopy
 
+from pruned_rnnt.data.audio.features import frame_count
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text, encoder_frames
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from tests import tiny_corpus
+from tests.data.recorded_speech import write_audio
 from tests.data.spoken_corpus import TEXTS, make_corpus
 
 TRAIN = 40
@@ -344,3 +348,64 @@ def test_several_splits_are_validated_as_one(corpus: Path) -> None:
             config(corpus, valid=empty)
     with pytest.raises(ValueError, match=r"data.train is 'train,dev', needs the name of one"):
         config(corpus, train="train,dev")
+
+
+def test_a_sample_of_nothing(corpus: Path) -> None:
+    assert list(DataModule(config(corpus)).test_loader("dev", sample=0)) == []
+
+
+def test_stored_features_of_half_precision(tmp_path: Path) -> None:
+    """Their sum overflows in half precision, which would look like an infinite feature."""
+    folder = PreparedFolder(make_corpus(tmp_path / "corpus", train=2))
+    cut = next(iter(folder.cuts("train")))
+    features_TF = np.full((2000, 80), -15.5, dtype=np.float16)
+    with NumpyFilesWriter(tmp_path / "half") as writer:
+        manifest = fastcopy(
+            cut.features,
+            num_frames=2000,
+            duration=20.0,
+            storage_type=writer.name,
+            storage_path=str(writer.storage_path),
+            storage_key=writer.write("half", features_TF),
+        )
+    long = fastcopy(cut, duration=20.0, features=manifest)
+    dataset = SpeechDataset(folder.tokenizer(), stored=True, augmenter=None)
+    batch = dataset[(0, CutSet.from_cuts([long]))]
+    assert not batch.left_out
+    assert batch.features_NTF.dtype == torch.float32
+    assert batch.features_NTF.shape == (1, 2000, 80)
+
+
+def test_features_of_a_very_short_recording(corpus: Path, tmp_path: Path) -> None:
+    cut = Recording.from_file(write_audio(tmp_path / "a.wav", 0.01)).to_cut()
+    cut.supervisions = [SupervisionSegment("a", "a", 0, 0.01, text="a")]
+    dataset = SpeechDataset(PreparedFolder(corpus).tokenizer(), stored=False, augmenter=None)
+    batch = dataset[(0, CutSet.from_cuts([cut]))]
+    assert not batch.left_out
+    assert batch.feature_lengths_N.tolist() == [frame_count(160)]
+
+
+@pytest.mark.parametrize(
+    "factors", [(0.9123,), (math.inf,), (1.1, 1.1), (0.0,), (-1.0,), (math.nan,)]
+)
+def test_speeds_that_cannot_be_used_are_named(factors: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=r"data\.speed_factors is \[.*needs different speeds"):
+        DataConfig(features="waveform", speed_factors=factors)
+    DataConfig(features="waveform", speed_factors=(0.9, 1.0, 1.125))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("noise_snr_db", (30.0, 10.0)),
+        ("noise_snr_db", (math.inf, 10.0)),
+        ("noise_cuts_snr_db", (10.0, math.inf)),
+        ("noise_cuts_snr_db", (math.nan, 10.0)),
+        ("band_limit_hz", (4000.0, 3000.0)),
+        ("band_limit_hz", (-5.0, 0.0)),
+    ],
+)
+def test_ranges_of_augmentation_are_checked(name: str, value: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=rf"data\.augmentation\.{name} is \[.*lower one first"):
+        AugmentationConfig(**{name: value})
+    AugmentationConfig(noise_snr_db=(-10.0, -10.0))

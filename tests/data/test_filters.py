@@ -13,6 +13,7 @@ from lhotse.supervision import AlignmentItem
 
 from pruned_rnnt.config.load import from_dict, load_config, to_dict
 from pruned_rnnt.data.input.filters import CutFilter, FilterConfig, cut_text, encoder_frames
+from pruned_rnnt.data.input.sampler import LatticeBound, LatticeSize
 from pruned_rnnt.data.input.speech_dataset import aligned_words
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
@@ -106,3 +107,23 @@ def test_most_texts_are_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_tokenizer(["one two"], TokenizerConfig(kind="char"))
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("encoded"))
     assert CutFilter(FilterConfig(), tokenizer).reason(cut("one two", 2.0, "en")) is None
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_a_bound_on_the_lattice_is_that_of_the_counted_symbols(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = train_tokenizer([" ".join(WORDS)] * 50, TokenizerConfig(kind=kind, vocab_size=28))
+    size = LatticeSize(lambda cut: len(tokenizer.encode(cut_text(cut))), 4)
+    bound = LatticeBound(size, 500)
+    chooses, found = random.Random(0), Counter[str | None]()
+    cut_filter = CutFilter(FilterConfig(), tokenizer, too_large=bound.is_exceeded_by)
+    for _ in range(500):
+        example = cut(" ".join(chooses.choices(WORDS, k=chooses.randint(1, 5))), 2.0, "")
+        expected = "lattice larger than max_lattice" if size.nodes(example) > 500 else None
+        assert cut_filter.reason(example) == expected
+        found[expected] += 1
+    assert min(found.values()) > 20
+    # Symbols of short texts need not be counted, which takes as long as parsing a line.
+    monkeypatch.setattr(Tokenizer, "encode", lambda *arguments: pytest.fail("counted"))
+    assert cut_filter.reason(cut("one", 2.0, "")) is None

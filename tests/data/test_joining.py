@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lhotse import CutSet, Recording, SupervisionSegment
 
-from pruned_rnnt.data.input.augmentation import LOG_ENERGY_PER_DB
+from pruned_rnnt.data.audio.features import FeatureKind, FeatureName
+from pruned_rnnt.data.input.augmentation import LOG_ENERGY_PER_DB, FeatureAugmenter
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.data_config import (
     AugmentationConfig,
@@ -19,15 +21,20 @@ from pruned_rnnt.data.input.data_config import (
 )
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.joining import (
-    DIGITAL_SILENCE,
+    JoinedFeatures,
     groups_to_join,
     joined_utterances,
     silences_around,
     with_silence,
 )
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.input.speech_dataset import SpeechDataset
+from tests.data.recorded_speech import write_audio
 from tests.tiny_corpus import make_corpus
 
 PLAIN = AugmentationConfig(spec_augment=SpecAugmentConfig(enabled=False))
+# Log-mel energy of samples that are all zero.
+DIGITAL_SILENCE = -15.9424
 ALWAYS = JoiningConfig(silence_probability=1.0, probability=1.0, longest_seconds=4.0)
 
 
@@ -199,3 +206,61 @@ def test_validation_is_unchanged(corpus: Path) -> None:
         for config in (DataConfig(path=str(corpus)), DataConfig(path=str(corpus), joining=ALWAYS))
     )
     assert all(torch.equal(one, two) for one, two in zip(plain, joined, strict=True))
+
+
+def test_pauses_count_for_the_longest_utterance() -> None:
+    config = JoiningConfig(
+        probability=1.0, longest_seconds=20.0, pause_probability=0.1, pause_seconds=5.0
+    )
+    part = torch.zeros(400, 80)
+    longest = 0
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        for group in groups_to_join([4.0] * 16, 16, config, rng):
+            joined, _ = joined_utterances([part] * len(group), config, rng)
+            longest = max(longest, len(joined))
+    assert 800 <= longest <= 2000
+    # Of n utterances there are n - 1 pauses.
+    rng = np.random.default_rng(0)
+    config = JoiningConfig(probability=1.0, longest_seconds=5.0, pause_seconds=1.0)
+    assert len(groups_to_join([2.0, 2.0], 2, config, rng)) == 1
+
+
+@pytest.mark.parametrize("kind", [FeatureKind(), FeatureKind("nemo"), FeatureKind("nemo", 128)])
+def test_silence_has_the_energies_of_the_features(kind: FeatureKind) -> None:
+    rng = np.random.default_rng(0)
+    # -35 dB, the loudest noise that is inserted.
+    noise_S = (rng.standard_normal(160_000) * 10 ** (-35 / 20)).astype(np.float32)
+    loudest_F = kind.of_recording(noise_S).mean(0)
+    digital = kind.of_recording(np.zeros(16_000, dtype=np.float32)).max().item()
+    speech = JoinedFeatures(torch.full((50, kind.num_mel_bins), digital), (0,))
+    drawn = []
+    for _ in range(200):
+        joined, _ = with_silence(speech, 100, 0, rng, kind.name)
+        drawn.append(joined[:100])
+    means = torch.stack([each.mean(0) for each in drawn])
+    assert min(each.min().item() for each in drawn) == pytest.approx(digital, abs=1e-3)
+    # Of colours up to white, which have less energy in the highest bins.
+    over_db = ((means - loudest_F) / LOG_ENERGY_PER_DB).mean(1)
+    assert -13 < over_db.max() < 0
+
+
+@pytest.mark.parametrize("name", ["fbank", "nemo"])
+def test_silence_in_a_batch_is_that_of_its_features(
+    name: FeatureName, corpus: Path, tmp_path: Path
+) -> None:
+    kind = FeatureKind(name)
+    cut = Recording.from_file(write_audio(tmp_path / "a.wav", 1.0)).to_cut()
+    cut.supervisions = [SupervisionSegment("a", "a", 0, 1.0, text="a")]
+    dataset = SpeechDataset(
+        PreparedFolder(corpus).tokenizer(),
+        stored=False,
+        kind=kind,
+        augmenter=FeatureAugmenter(PLAIN, seed=0),
+        joining=JoiningConfig(silence_probability=1.0),
+    )
+    least = min(
+        dataset[(epoch, CutSet.from_cuts([cut]))].features_NTF.min().item() for epoch in range(30)
+    )
+    digital = kind.of_recording(np.zeros(16_000, dtype=np.float32)).max().item()
+    assert least == pytest.approx(digital, abs=1e-3)

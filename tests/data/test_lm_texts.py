@@ -91,6 +91,16 @@ def test_other_texts_do_not_continue_an_epoch(
     loader.load_state_dict(state)
 
 
+def test_batches_of_another_size_do_not_continue_an_epoch(texts: TextFiles) -> None:
+    state = TextLoader(texts, 20, shuffle=True).state_dict(4)
+    loader = TextLoader(texts, 10, shuffle=True)
+    with pytest.raises(OtherBatchesError, match=r"after batch 4 .* had 20 symbols and now have 10"):
+        loader.load_state_dict(state)
+    loader.load_state_dict({**state, "batches": 0})
+    del state["batch_symbols"]
+    loader.load_state_dict(state)
+
+
 def test_missing_and_empty_splits(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="prepare lm"):
         TextFiles(tmp_path, "train")

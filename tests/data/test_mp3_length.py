@@ -16,6 +16,7 @@ from lhotse import CutSet, Recording
 from lhotse.audio.backend import audio_backend, get_current_audio_backend
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.audio import mp3_length
 from pruned_rnnt.data.audio.audio_file import read_audio, seconds_in_header
 from pruned_rnnt.data.audio.audio_stream import short_or_blocks
 from pruned_rnnt.data.audio.mp3_length import with_mp3_length
@@ -231,3 +232,22 @@ def test_a_chosen_reader_of_lhotse_stays() -> None:
     with audio_backend("LibsndfileBackend") as chosen:
         _read_mp3_to_the_end()
         assert get_current_audio_backend() is chosen
+
+
+def test_frames_are_counted_once_for_all_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.mp3"
+    samples = write_without_header(path)
+    scanned: list[int] = []
+    monkeypatch.setattr(
+        mp3_length, "_start", lambda data, start=mp3_length._start: scanned.append(1) or start(data)
+    )
+    first = with_mp3_length(path).getvalue()
+    assert with_mp3_length(path).getvalue() == first
+    assert len(scanned) == 1
+    # Another file of this name has its own number of frames.
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    assert soundfile.info(with_mp3_length(path)).frames < 0.8 * samples
+    assert len(scanned) == 2

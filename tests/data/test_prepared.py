@@ -206,3 +206,24 @@ def test_two_builds_of_one_folder(tmp_path: Path) -> None:
         write_report(folder, {})
     assert not (tmp_path / "out/half").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = PreparedFolder(tmp_path)
+    for number in (0, 1, 2, 3):
+        (tmp_path / f"train_cuts.{number:06d}.jsonl.gz").touch()
+    (tmp_path / "train_cuts.old.jsonl.gz").touch()
+    assert folder.splits() == ["train"]
+    assert [path.name[11:17] for path in folder.manifests("train")] == [
+        f"{number:06d}" for number in range(4)
+    ]
+    (tmp_path / "train_cuts.000002.jsonl.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"train_cuts\.000002\.jsonl\.gz is missing"):
+        folder.manifests("train")
+    # Without a report, another program has made them, and may count from 1.
+    for number in (0, 3):
+        (tmp_path / f"train_cuts.{number:06d}.jsonl.gz").unlink()
+    assert len(folder.manifests("train")) == 1
+    write_report(tmp_path, {})
+    with pytest.raises(FileNotFoundError, match=r"train_cuts\.000000\.jsonl\.gz is missing"):
+        folder.manifests("train")

@@ -8,18 +8,24 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from lhotse import CutSet
+from lhotse import AudioSource, CutSet, MonoCut, Recording, SupervisionSegment
 from rich.console import Console
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.input import manifest_items, sampler
+from pruned_rnnt.data.input.batch import OtherBatchesError
 from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.input.filters import FilterConfig
-from pruned_rnnt.data.input.prepared_folder import PreparedFolder
+from pruned_rnnt.data.input.loader import BatchLoader
+from pruned_rnnt.data.input.manifest_items import item_of
+from pruned_rnnt.data.input.prepared_folder import PreparedFolder, write_report
 from pruned_rnnt.data.input.shar_members import with_shar_audio
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.train.inspection import show_split
 from tests.data.recorded_speech import text_of, truncate, write_audio
 from tests.data.shard_ranks import batches, data_of
@@ -127,7 +133,7 @@ def test_processes_read_different_cuts(shar: PreparedFolder, world_size: int) ->
     assert Counter(name for part in parts for name in part) == Counter(
         f"{i + 1:08d}-u{i}" for i in range(COUNT)
     )
-    assert max(map(len, parts)) - min(map(len, parts)) <= 8
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @pytest.mark.slow
@@ -196,3 +202,102 @@ def test_inspect_streams_shards(shar: PreparedFolder, capsys: pytest.CaptureFixt
     histogram = [int(fields[1]) for fields in counts if len(fields) > 1 and fields[0][0].isdigit()]
     utterances = int(shown.split()[1])
     assert sum(histogram[:10]) == sum(histogram[10:20]) == utterances
+
+
+def write_shards(folder: Path, durations: list[list[float]]) -> Path:
+    """A folder with shards of silent cuts, which exist in manifests alone."""
+    folder.mkdir()
+    for shard, seconds in enumerate(durations):
+        cuts = [one_cut(f"s{shard}-{n}", each) for n, each in enumerate(seconds)]
+        CutSet.from_cuts(cuts).to_file(folder / f"train_cuts.{shard:06d}.jsonl.gz")
+    train_tokenizer(["a b"], TokenizerConfig(kind="char")).save(folder / "tokens")
+    write_report(folder, {})
+    return folder
+
+
+def one_cut(name: str, seconds: float) -> MonoCut:
+    recording = Recording(
+        id=name,
+        sources=[AudioSource(type="file", channels=[0], source=f"{name}.wav")],
+        sampling_rate=16000,
+        num_samples=round(16000 * seconds),
+        duration=seconds,
+    )
+    text = SupervisionSegment(name, name, 0, seconds, text="a")
+    return MonoCut(name, 0, seconds, 0, supervisions=[text], recording=recording)
+
+
+def loader_of(folder: Path, rank: int, world_size: int, **changes: Any) -> BatchLoader:
+    values = {"path": str(folder), "features": "waveform", "num_workers": 0, "max_duration": 60.0}
+    return DataModule(
+        DataConfig(**{**values, **changes}), rank=rank, world_size=world_size
+    ).train_loader()
+
+
+@pytest.mark.parametrize("longest", [20.0, 50.0])  # with 50 s, no cut of a shard can be used
+def test_processes_have_as_many_batches_of_unlike_shards(longest: float, tmp_path: Path) -> None:
+    """An epoch ends in all processes when it ends in one, so others would lose their data."""
+    folder = write_shards(tmp_path / "data", [[2.0] * 200, [longest] * 200])
+    counts = [len(list(loader_of(folder, rank, 2).sampler)) for rank in range(2)]
+    assert min(counts) >= 0.9 * max(counts) > 0
+
+
+def test_alternating_lines_are_spread_over_processes(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [[2.0, 20.0] * 100])
+    for rank in range(2):
+        source = loader_of(folder, rank, 2, lazy=True).sampler.source
+        long = sum(cut.duration > 10 for cut in source)
+        assert 30 < long < 70
+
+
+def test_a_process_parses_its_own_lines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_shards(tmp_path / "data", [[2.0] * 20] * 4)
+    source = loader_of(folder, 1, 8).sampler.source
+    parsed: list[str] = []
+    for module in (sampler, manifest_items):
+        monkeypatch.setattr(
+            module,
+            "item_of",
+            lambda line, *allow: parsed.append(line.text) or item_of(line, *allow),
+        )
+    assert len(list(source)) == 10
+    assert len(parsed) == 10
+
+
+def test_an_epoch_of_whole_shards_is_not_continued_by_lines(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [[2.0] * 100] * 4)
+    loader = loader_of(folder, 0, 2)
+    whole = [[cut.id for cut in batch] for batch in loader.sampler]
+    before = {**loader.state_dict(2)}
+    del before["divided_lines"]
+    for state in (before, {**before, "digest": None}):  # 0.2 saved no digest
+        resumed = loader_of(folder, 0, 2)
+        with pytest.raises(OtherBatchesError, match=r"batch 2 of epoch 0: .* by shards") as e:
+            resumed.load_state_dict(state)
+        assert e.value.batches == 2
+        # The place is that for --allow-changes.
+        assert [cut.id for cut in next(iter(resumed.sampler))] == whole[2]
+    loader_of(folder, 0, 2).load_state_dict(loader.state_dict(2))
+    loader_of(folder, 0, 2).load_state_dict({**before, "batches": 0, "digest": ""})
+    alone = loader_of(folder, 0, 1)
+    list(alone.sampler)
+    state = alone.state_dict(2)
+    del state["divided_lines"]
+    loader_of(folder, 0, 1).load_state_dict(state)
+
+
+def test_more_processes_than_old_utterances(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "data", [[2.0] * 50] * 2)
+    old = write_shards(tmp_path / "old", [[3.0] * 2])
+    used = set()
+    for rank in range(4):
+        source = loader_of(folder, rank, 4, old_path=str(old), old_share=0.5).sampler.source
+        cuts = list(source)
+        names = [cut.id for cut in cuts if cut.duration == 3.0]
+        assert len(names) == len(set(names)) == 25
+        used |= {name.rpartition("-")[0] if name.count("-") > 1 else name for name in names}
+        source.set_epoch(0)
+        assert [cut.id for cut in source] == [cut.id for cut in cuts]
+    assert used == {"s0-0", "s0-1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pruned_rnnt.data.audio import waveform
 from pruned_rnnt.data.audio.waveform import (
     add_white_noise,
     perturb_speed,
@@ -69,3 +70,9 @@ def test_noise_level() -> None:
     out = add_white_noise(np.zeros(50000, dtype=np.float32), -40.0, np.random.default_rng(0))
     assert out.dtype == np.float32
     assert np.sqrt(np.mean(out**2)) == pytest.approx(0.01, rel=0.02)
+
+
+def test_few_filters_are_kept() -> None:
+    for rate in range(16001, 16021):
+        resample(tone(seconds=0.01), rate, 16000)
+    assert waveform._low_pass.cache_info().currsize <= 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import torch
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.data_config import AugmentationConfig
+from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.tasks import dry_run
 from pruned_rnnt.train.tasks.dry_run import MEASURES, DryRun, search_largest
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import tiny_experiment, tiny_overrides
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from tests.tiny_corpus import speech_trainer, tiny_experiment, tiny_overrides
 from tests.train.failures import run_out_of_memory
 
 
@@ -34,13 +37,45 @@ def test_largest_batches_are_those_of_training(corpus: Path, tmp_path: Path) -> 
     assert largest["longest utterance"].longest == max(max(b.durations) for b in batches)
     assert largest["symbols"].symbols == max(int(b.target_lengths_N.sum()) for b in batches)
     nodes = [
-        len(b) * (b.features_NTF.size(1) // 4) * (int(b.target_lengths_N.max()) + 1)
+        len(b) * -(-b.features_NTF.size(1) // 4) * (int(b.target_lengths_N.max()) + 1)
         for b in batches
     ]
     assert largest["lattice nodes"].lattice == max(nodes)
+    # As data.max_lattice counts: of utterances that are twice as long.
+    augmentation = AugmentationConfig(tempo=0.5)
+    stretched = dataclasses.replace(config.data, augmentation=augmentation)
+    trials = DryRun(dataclasses.replace(config, data=stretched))
+    found = trials.scan(3.0, limit=1000).largest["lattice nodes"].lattice
+    assert 1.8 * max(nodes) < found < 2.2 * max(nodes)
     partial = DryRun(config).scan(3.0, limit=2)
     assert not partial.complete
     assert partial.batches == 2
+
+
+def test_joined_batches_are_tried_as_the_largest_of_several_epochs(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joining = ["data.joining.probability=0.5", "data.joining.silence_probability=0.5"]
+    config = tiny_experiment(corpus, tmp_path / "run", "data.max_duration=6", *joining)
+    trials = DryRun(config)
+    tried: list[tuple[int, int]] = []
+    losses = SpeechTask.losses
+
+    def frames_and_nodes(batch: Batch) -> tuple[int, int]:
+        frames = batch.features_NTF.size(0) * batch.features_NTF.size(1)
+        return frames, frames * (batch.targets_NU.size(1) + 1)
+
+    def recorded(self: SpeechTask, batch: Batch, step: int) -> ModelLosses:
+        tried.append(frames_and_nodes(batch))
+        return losses(self, batch, step)
+
+    monkeypatch.setattr(SpeechTask, "losses", recorded)
+    sampled = trials.scan(6.0, limit=1000).largest["padded frames"]
+    assert trials.try_batch(sampled).fits
+    drawn = [frames_and_nodes(trials.loader.dataset[(n, sampled.cuts)]) for n in range(8)]
+    for measure in (0, 1):
+        assert max(each[measure] for each in tried) == max(each[measure] for each in drawn)
+    assert max(drawn) > drawn[0]
 
 
 @pytest.mark.slow
@@ -190,3 +225,20 @@ def test_as_many_batches_are_searched_as_the_option_says(
     options = ["--dry-run", "--scan-batches", "7", *search]
     assert main(["train", *options, *tiny_overrides(corpus, tmp_path / "run")]) == EXIT_USAGE
     assert limits == [7]
+
+
+@TRIALS
+def test_there_is_a_batch_to_try(
+    options: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*options, "--scan-batches", "0", *tiny_overrides(corpus, tmp_path / "run")]
+    assert main(["train", *arguments]) == EXIT_FAILED
+    assert "--scan-batches is 0, needs at least 1" in capsys.readouterr().err
+
+
+def test_trials_have_the_kernels_of_the_training(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(available, "_mode", "auto")
+    DryRun(tiny_experiment(corpus, tmp_path / "run", "train.fused_kernels=off"))
+    assert available._mode == "off"

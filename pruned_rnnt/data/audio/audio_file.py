@@ -31,8 +31,10 @@ logger = logging.getLogger(__name__)
 
 # Formats that libsndfile cannot read.
 _FFMPEG_SUFFIXES = (".m4a", ".aac", ".wma", ".webm")
+# For these libmpg123 may print messages.
+MP3_SUFFIXES = (".mp3", ".mp2")
 AUDIO_SUFFIXES = (
-    *(".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".mp2", ".sph", ".aif", ".aiff", ".aifc"),
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", *MP3_SUFFIXES, ".sph", ".aif", ".aiff", ".aifc"),
     *(".au", ".caf", ".w64", ".rf64", ".voc", *_FFMPEG_SUFFIXES),
 )
 # No device records speech at rates outside these bounds. If a rate has no common divisor with
@@ -103,7 +105,7 @@ def seconds_in_header(path: Path) -> int | None:
     if path.suffix.lower() in _FFMPEG_SUFFIXES or not path.is_file():
         return None
     try:
-        with without_decoder_messages():
+        with without_decoder_messages(path.suffix.lower() in MP3_SUFFIXES):
             info = soundfile.info(with_mp3_length(path))
     except soundfile.LibsndfileError:
         return None
@@ -159,7 +161,7 @@ def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
     import soundfile
 
     try:
-        with without_decoder_messages():
+        with without_decoder_messages(path.suffix.lower() in MP3_SUFFIXES):
             file = soundfile.SoundFile(with_mp3_length(path))
         with file:
             yield _SoundFile(file, path)
@@ -265,7 +267,8 @@ def without_decoder_messages(enabled: bool = True) -> Iterator[None]:
 
     Python cannot catch what C decoders write there: libmpg123 prints warnings about damaged mp3
     files, in the middle of progress bars. The descriptor belongs to the whole process, so use
-    this around a decoder call only. Threads may be inside at the same time.
+    this around a decoder call only. Threads may be inside at the same time. Log lines do not pass
+    through it: see `start_logging`.
     """
     if not enabled:
         yield

@@ -13,9 +13,10 @@ from __future__ import annotations
 import functools
 import io
 import mmap
+import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Versions in a frame's header; its sampling rate is one of three, divided by the version's number.
 _MPEG_1 = 3
@@ -43,14 +44,20 @@ def with_mp3_length(source: Any) -> Any:
     one bit rate is right, or too long by their tags.
     """
     if isinstance(source, io.BytesIO):
-        return _with_header(source.getvalue()) or source
+        data = source.getvalue()
+        start = _start(data)
+        return source if start is None else io.BytesIO(start.replacement + data[start.size :])
     try:
         # Path.open would triple the time, which all files of other formats take too.
         with io.FileIO(source) as file:
             if not _may_be_mp3(file.read(_ID3_HEADER)):
                 return source
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _with_header(data) or source
+            status = os.fstat(file.fileno())
+            start = _start_of_file(source, status.st_size, status.st_mtime_ns)
+            if start is None:
+                return source
+            file.seek(start.size)
+            return io.BytesIO(start.replacement + file.read())
     except (OSError, TypeError, ValueError):  # libsndfile's error is the one to show
         return source
 
@@ -89,8 +96,26 @@ def _frames(length: re.Match[bytes]) -> int:
     return int.from_bytes(length[2], "big")
 
 
-def _with_header(data: Any) -> io.BytesIO | None:
-    """The frames behind a header with their number; None for data that have one, or need none."""
+class _Start(NamedTuple):
+    """What takes the place of the first `size` bytes of a file."""
+
+    replacement: bytes
+    size: int
+
+
+# To find it takes longer than to decode a segment, of which a recording may have thousands.
+@functools.lru_cache(maxsize=10_000)
+def _start_of_file(path: Any, size: int, changed_ns: int) -> _Start | None:
+    """`_start` of a file with this size and this time of its last change."""
+    with (
+        io.FileIO(path) as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return _start(data)
+
+
+def _start(data: Any) -> _Start | None:
+    """A header with the number of frames; None for data that have one, or need none."""
     if not _may_be_mp3(data[:_ID3_HEADER]):
         return None
     found = _HEADER.search(data, _after_tags(data))
@@ -103,7 +128,7 @@ def _with_header(data: Any) -> io.BytesIO | None:
         size = int.from_bytes(length[3], "big")
         if len(data) - begin <= size + _TAGS_AT_END:
             # libsndfile does not look behind what follows a tag.
-            return None if begin == _after_tags(data) else io.BytesIO(data[begin:])
+            return None if begin == _after_tags(data) else _Start(b"", begin)
     frame = _frames_like(header[1] | 1, header[2] >> 2 & 3)
     first = frame.match(data, begin)
     # What looks like a header may be part of a tag or of another format.
@@ -113,7 +138,7 @@ def _with_header(data: Any) -> io.BytesIO | None:
     if length is None:
         if len(set(bit_rates)) == 1:
             return None
-        return io.BytesIO(_xing_header(header, len(bit_rates)) + data[begin:])
+        return _Start(_xing_header(header, len(bit_rates)), begin)
     frames = len(bit_rates) - 1
     if frames <= _frames(length):
         # libsndfile reads little of a part of another rate: its length makes that a truncation.
@@ -122,11 +147,7 @@ def _with_header(data: Any) -> io.BytesIO | None:
     if frames <= _frames(length):
         return None
     # The rest stays: the header also says how much of the sound the encoder added at both ends.
-    longer = io.BytesIO(data[begin:])
-    longer.seek(length.start(2) - begin)
-    longer.write(frames.to_bytes(4, "big"))
-    longer.seek(0)
-    return longer
+    return _Start(data[begin : length.start(2)] + frames.to_bytes(4, "big"), length.end(2))
 
 
 @functools.cache

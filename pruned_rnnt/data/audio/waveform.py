@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +89,8 @@ def resample(samples_S: FloatArray, source_rate: int, target_rate: int) -> Float
     return np.asarray(resampled_S, dtype=np.float32)
 
 
-@cache
+# A filter has 60 MB for rates without a common divisor, and clients of a service choose the rate.
+@lru_cache(maxsize=8)
 def _low_pass(factor: int) -> FloatArray:
     """The filter that scipy designs by default, which takes longer than a short block of audio."""
     import scipy.signal

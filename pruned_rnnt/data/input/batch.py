@@ -141,11 +141,11 @@ def _optional(change: Callable[[Tensor], Tensor], x: Tensor | None) -> Tensor | 
     return None if x is None else change(x)
 
 
-def pad_targets(targets: Sequence[Sequence[int]], blank: int = 0) -> tuple[Tensor, Tensor]:
-    """Symbol ids -> targets_NU int32 padded with `blank`, target_lengths_N int32."""
+def pad_targets(targets: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Symbol ids -> targets_NU int32 padded with the blank 0, target_lengths_N int32."""
     target_lengths_N = torch.tensor([len(ids) for ids in targets], dtype=torch.int32)
     longest = max((len(ids) for ids in targets), default=0)
-    targets_NU = torch.full((len(targets), longest), blank, dtype=torch.int32)
+    targets_NU = torch.zeros((len(targets), longest), dtype=torch.int32)
     for row_U, ids in zip(targets_NU, targets, strict=True):
         row_U[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return targets_NU, target_lengths_N

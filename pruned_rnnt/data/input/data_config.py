@@ -5,6 +5,7 @@ Apart from the code that uses them: every command reads them, few need lhotse's 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -82,6 +83,12 @@ class AugmentationConfig:
         check_fractions(section, self, "noise_probability", "noise_cuts_probability")
         check_fractions(section, self, "band_limit_probability")
         check_at_least(section, self, tilt_db=0, volume_db=0)
+        for name in ("band_limit_hz", "noise_snr_db", "noise_cuts_snr_db"):
+            low, high = getattr(self, name)
+            if not -math.inf < low <= high < math.inf or (name == "band_limit_hz" and low <= 0):
+                needs = "two finite numbers, the lower one first"
+                above = " and both above 0" if name == "band_limit_hz" else ""
+                raise ValueError(f"{section}.{name} is [{low}, {high}], needs {needs}{above}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +137,8 @@ class DataConfig:
     features: "stored" reads the features that prepare computed; "waveform" computes features from
         the recordings each time, which allows `speed_factors`, and which models with features of
         their own need (`model.encoder.features`).
-    speed_factors: with "waveform", use every training utterance at these speeds too.
+    speed_factors: with "waveform", use every training utterance at these speeds too; they have at
+        most three decimals.
     max_duration: seconds of speech in a training batch, without padding.
     max_cuts: largest number of utterances in a batch; 0 for no bound.
     max_lattice: largest padded lattice of a training batch: utterances x most encoder frames x
@@ -140,7 +148,7 @@ class DataConfig:
     num_buckets: number of groups of similar duration; a batch comes from one group.
     buffer_size: number of cuts held for bucketing and shuffling.
     lazy: stream the training manifest instead of holding it in memory. A split that prepare wrote
-        in shards is always streamed, and each process reads its own shards.
+        in shards is always streamed, and each process parses its own lines of every shard.
     bad_audio: "skip" leaves an utterance that cannot be read (truncated or missing file, NaN) out
         of its batch, with a log message and a count; "stop" ends the training.
     allow_commands: run the shell commands that manifests contain instead of audio files; use it
@@ -189,8 +197,14 @@ class DataConfig:
         for name in ("max_duration", "valid_max_duration"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"data.{name} must be above 0 seconds, got {getattr(self, name)}")
-        if not all(factor > 0 for factor in self.speed_factors):
-            raise ValueError(f"data.speed_factors must be above 0, got {list(self.speed_factors)}")
+        factors = self.speed_factors
+        # lhotse's resampling takes half a second per utterance for speeds of four decimals.
+        usable = (0 < each < math.inf and round(each, 3) == each for each in factors)
+        if not all(usable) or len(set(factors)) < len(factors):
+            raise ValueError(
+                f"data.speed_factors is {list(factors)}, needs different speeds above 0 with at "
+                "most three decimals, such as [0.9, 1.1]"
+            )
         check_fractions("data", self, "old_share", below_one=True)
         check_at_least("data", self, max_cuts=0, max_lattice=0, num_buckets=1, buffer_size=1)
         check_at_least("data", self, num_workers=0, prefetch_factor=1)

@@ -209,7 +209,7 @@ class DataModule:
 
     def _sample(self, split: str, count: int) -> CutSet:
         first = list(islice(self.folder.cuts(split, lazy=True), _MEASURED_CUTS))
-        return CutSet.from_cuts(first[:: max(1, len(first) // count)][:count])
+        return CutSet.from_cuts(first[:: max(1, len(first) // max(1, count))][:count])
 
     def _check_kind(self, cut: Any, folder: PreparedFolder) -> None:
         """Raises ValueError if a cut of the data lacks what `features` needs."""
@@ -296,7 +296,8 @@ class _MixedCuts:
     so training resumes exactly. If they do not suffice, they are used again.
 
     cuts, others: sources of cuts; `set_epoch` of the first and `set_pass` of the second are called
-        if they have them.
+        if they have them. The others are not empty, but those of one of several processes may be,
+        in single passes.
     share: of the other cuts among all of them, at least 0 and below 1.
     """
 
@@ -330,12 +331,8 @@ class _MixedCuts:
         passes = 0
         while True:
             name = f"-{passes}" if passes else ""
-            found = False
             for cut in self._pass(passes):
-                found = True
                 yield fastcopy(cut, id=f"{cut.id}{name}") if name else cut
-            if not found:
-                raise ValueError("data.old_path has no utterances to mix in")
             passes += 1
 
     def _pass(self, number: int) -> Iterable[Any]:

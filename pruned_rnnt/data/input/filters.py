@@ -83,14 +83,14 @@ def cut_symbols(cut: Any, tokenizer: Tokenizer) -> list[int]:
 class CutFilter:
     """Accepts or rejects single cuts; counts the rejected ones by reason and keeps some ids.
 
-    too_large: (cut) -> True if its lattice alone exceeds the bound on batches.
+    too_large: (cut, symbols) -> True if its lattice alone exceeds the bound on batches.
     tempo: augmentation may shorten the features by a factor of 1 + tempo.
     ctc: for loss.kind=ctc, which needs a frame for the blank between equal symbols.
     """
 
     config: FilterConfig
     tokenizer: Tokenizer
-    too_large: Callable[[Any], bool] | None = None
+    too_large: Callable[[Any, int], bool] | None = None
     tempo: float = 0.0
     ctc: bool = False
     left_out: Counter[str] = field(default_factory=Counter)
@@ -129,15 +129,16 @@ class CutFilter:
         most = len(text) + 2
         expands = self.tokenizer.has_own_rules or not text.isascii()
         needed = 2 * most if self.ctc else most
-        if expands or most > config.max_symbols or needed >= frames:
+        is_long = most > config.max_symbols or needed >= frames
+        if expands or is_long or (self.too_large is not None and self.too_large(cut, most)):
             symbols = cut_symbols(cut, self.tokenizer)
             if len(symbols) > config.max_symbols:
                 return f"more than {config.max_symbols} symbols"
             repeats = sum(map(eq, symbols, symbols[1:])) if self.ctc else 0
             if frames <= len(symbols) + repeats:
                 return "too short for its symbols"
-        if self.too_large is not None and self.too_large(cut):
-            return "lattice larger than max_lattice"
+            if self.too_large is not None and self.too_large(cut, len(symbols)):
+                return "lattice larger than max_lattice"
         return None
 
     def counts(self) -> dict[str, int]:

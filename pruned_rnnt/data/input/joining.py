@@ -16,19 +16,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pruned_rnnt.data.audio.features import FeatureName
 from pruned_rnnt.data.input.augmentation import LOG_ENERGY_PER_DB
 from pruned_rnnt.data.input.data_config import JoiningConfig
 
 FRAMES_PER_SECOND = 100
-# Log-mel energy of samples that are all zero.
-DIGITAL_SILENCE = -15.9424
-# Of inserted noise: its power, from one step of 16 bits to a loud room, and how far the log-mel
-# energies of its first and last bin lie above the logarithm of its power, from brown to white.
+# Power of inserted noise, from one step of 16 bits to a loud room.
 _NOISE_DB = (-90.0, -35.0)
-_FIRST_BIN = (-3.0, 0.0)
-_LAST_BIN = (-2.0, 8.5)
 # Share of an utterance's frames that are taken for its background.
 _QUIETEST_SHARE = 0.1
+
+
+class _Energies(NamedTuple):
+    """Log-mel energies of silence and noise in features of one kind.
+
+    silence: of samples that are all zero.
+    first_bin, last_bin: how far those of noise lie above the logarithm of its power, from brown
+        noise to white noise.
+    """
+
+    silence: float
+    first_bin: tuple[float, float]
+    last_bin: tuple[float, float]
+
+
+# NeMo's filters have equal areas, so that the highest do not add up more of white noise.
+_ENERGIES = {
+    "fbank": _Energies(-15.9424, (-3.0, 0.0), (-2.0, 8.5)),
+    "nemo": _Energies(-16.6355, (-5.7, -2.7), (-7.6, 2.9)),
+}
 
 
 class JoinedFeatures(NamedTuple):
@@ -48,8 +64,9 @@ def groups_to_join(
     apart = [[place] for place in range(len(durations))]
     if rng.uniform() >= config.probability:
         return apart
-    longest = max(durations, default=0.0) + config.pause_probability * config.pause_seconds
-    most = int(min(most, len(durations), config.longest_seconds // longest))
+    pause = config.pause_seconds if config.pause_probability > 0 else 0.0
+    longest = max(durations, default=0.0)
+    most = int(min(most, len(durations), (config.longest_seconds + pause) // (longest + pause)))
     if most < 2:
         return apart
     size = int(rng.integers(2, most + 1))
@@ -58,9 +75,15 @@ def groups_to_join(
 
 
 def joined_utterances(
-    parts: Sequence[Tensor], config: JoiningConfig, rng: np.random.Generator
+    parts: Sequence[Tensor],
+    config: JoiningConfig,
+    rng: np.random.Generator,
+    features: FeatureName = "fbank",
 ) -> JoinedFeatures:
-    """Joins (T, F) features of utterances in this order, with pauses between them."""
+    """Joins (T, F) features of utterances in this order, with pauses between them.
+
+    features: `fbank` or `nemo`.
+    """
     if len(parts) == 1:
         return JoinedFeatures(parts[0], (0,))
     pieces: list[Tensor] = []
@@ -71,7 +94,7 @@ def joined_utterances(
             features_TF = features_TF + gain_db * LOG_ENERGY_PER_DB
         if number and rng.uniform() < config.pause_probability:
             frames = int(rng.uniform(0, config.pause_seconds) * FRAMES_PER_SECOND)
-            pieces.append(_silence(features_TF, frames, rng))
+            pieces.append(_silence(features_TF, frames, rng, features))
         begins.append(sum(map(len, pieces)))
         pieces.append(features_TF)
     return JoinedFeatures(torch.cat(pieces), tuple(begins))
@@ -100,33 +123,42 @@ def silences_around(
 
 
 def with_silence(
-    utterance: JoinedFeatures, before: int, after: int, rng: np.random.Generator
+    utterance: JoinedFeatures,
+    before: int,
+    after: int,
+    rng: np.random.Generator,
+    features: FeatureName = "fbank",
 ) -> JoinedFeatures:
-    """With so many frames of silence before and after it."""
+    """With so many frames of silence before and after it; `features` as for `joined_utterances`."""
     if before == after == 0:
         return utterance
     features_TF, begins = utterance
-    pieces = (_silence(features_TF, before, rng), features_TF, _silence(features_TF, after, rng))
+    left_TF = _silence(features_TF, before, rng, features)
+    right_TF = _silence(features_TF, after, rng, features)
+    pieces = (left_TF, features_TF, right_TF)
     return JoinedFeatures(torch.cat(pieces), tuple(begin + before for begin in begins))
 
 
-def _silence(features_TF: Tensor, frames: int, rng: np.random.Generator) -> Tensor:
+def _silence(
+    features_TF: Tensor, frames: int, rng: np.random.Generator, features: FeatureName
+) -> Tensor:
     """(frames, F) of silence beside an utterance."""
+    energies = _ENERGIES[features]
     bins = features_TF.shape[1]
     if frames == 0:
         return features_TF.new_empty(0, bins)
     kind = rng.choice(["zeros", "noise", "noise", "background"])
     if kind == "zeros":
-        return features_TF.new_full((frames, bins), DIGITAL_SILENCE)
+        return features_TF.new_full((frames, bins), energies.silence)
     fluctuation_TF = torch.from_numpy(
         np.log(rng.gamma(4.0, 0.25, size=(frames, bins)).astype(np.float32))
     )
     level = rng.uniform(*_NOISE_DB) * LOG_ENERGY_PER_DB
-    first, last = rng.uniform(*_FIRST_BIN), rng.uniform(*_LAST_BIN)
+    first, last = rng.uniform(*energies.first_bin), rng.uniform(*energies.last_bin)
     # As concave as the energies of white noise, whose bins become wider.
     level_F = level + first + (last - first) * torch.linspace(0, 1, bins) ** 0.6
     if kind == "background":
         quietest = max(1, int(_QUIETEST_SHARE * len(features_TF)))
         places = features_TF.mean(1).topk(quietest, largest=False).indices
         level_F = features_TF[places].mean(0)
-    return torch.logaddexp(level_F + fluctuation_TF, torch.tensor(DIGITAL_SILENCE))
+    return torch.logaddexp(level_F + fluctuation_TF, torch.tensor(energies.silence))

@@ -148,6 +148,7 @@ class TextLoader:
             "epoch": self.epoch,
             "batches": consumed_batches,
             "digest": self.texts.digest,
+            "batch_symbols": self.batch_symbols,
             "seed": self.seed,
             "world_size": self.world_size,
         }
@@ -157,15 +158,24 @@ class TextLoader:
 
         Raises:
             ValueError: the state has another seed or world size.
-            OtherBatchesError: some batches of the epoch were of other texts.
+            OtherBatchesError: some batches of the epoch were of other texts or of another size.
         """
         check_seed_and_processes(state, self.seed, self.world_size, "texts")
         self.epoch, self._skip = state["epoch"], state["batches"]
-        # Checkpoints of earlier versions have no digest.
-        if self._skip > 0 and state.get("digest") not in (None, self.texts.digest):
+        symbols = state.get("batch_symbols", self.batch_symbols)
+        # Checkpoints of earlier versions have no digest, or no size.
+        if state.get("digest") not in (None, self.texts.digest):
+            change = "the texts have changed; use the texts that the run began with"
+        elif symbols != self.batch_symbols:
+            change = (
+                f"its batches had {symbols} symbols and now have {self.batch_symbols}, so that "
+                "some texts would be used twice and some not at all"
+            )
+        else:
+            return
+        if self._skip > 0:
             raise OtherBatchesError(
-                f"cannot resume after batch {self._skip} of epoch {self.epoch}: the texts have "
-                "changed; use the texts that the run began with",
+                f"cannot resume after batch {self._skip} of epoch {self.epoch}: {change}",
                 self._skip,
             )
 

@@ -12,13 +12,13 @@ from lhotse import CutSet
 from torch import distributed
 from torch.utils.data import DataLoader, Sampler
 
-from pruned_rnnt.data.input.batch import Batch, check_seed_and_processes
+from pruned_rnnt.data.input.batch import Batch, OtherBatchesError, check_seed_and_processes
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.input.worker_signals import (
-    WorkerDiedError,
     WorkersDoneEvent,
     ignore_job_signals,
     sigterm_blocked,
+    worker_deaths_named,
 )
 from pruned_rnnt.system.allocator import leave_inherited_garbage
 
@@ -64,6 +64,7 @@ class BatchLoader:
         self.dataset = dataset
         self.world_size = world_size
         self.left_out = 0
+        self._divides_lines = all_true is not None
         self._epoch_sampler = _EpochSampler(sampler, all_true)
         self._loader: DataLoader[Batch] = DataLoader(
             dataset,
@@ -130,6 +131,7 @@ class BatchLoader:
             "world_size": self.world_size,
             "duration_bins": self.sampler.duration_bins,
             "full_batches": True,
+            "divided_lines": True,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -137,12 +139,26 @@ class BatchLoader:
 
         The batches before are sampled again, but not read. Raises ValueError if the seed or the
         world size differ, and OtherBatchesError if these batches are not those of the state, which
-        has no digest of them in checkpoints of earlier versions.
+        has no digest of them in checkpoints of earlier versions. Versions that gave whole shards to
+        the processes had other batches.
         """
         check_seed_and_processes(state, self.sampler.seed, self.world_size, "data")
         self.sampler.use_bins(state.get("duration_bins"))
         self.sampler.small_batches_epoch = None if "full_batches" in state else state["epoch"]
-        self.sampler.seek(state["epoch"], state["batches"], state.get("digest"))
+        of_shards = self._divides_lines and state["batches"] > 0 and "divided_lines" not in state
+        digest = "of whole shards" if of_shards else state.get("digest")
+        try:
+            self.sampler.seek(state["epoch"], state["batches"], digest)
+        except OtherBatchesError as error:
+            if not of_shards:
+                raise
+            raise OtherBatchesError(
+                f"cannot resume after batch {state['batches']} of epoch {state['epoch']}: the "
+                "checkpoint is of a version that divided streamed data among processes by shards, "
+                "and this one divides the utterances of each shard; finish the epoch with that "
+                "version",
+                error.batches,
+            ) from error
 
 
 def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -151,11 +167,8 @@ def _with_plain_errors(batches: Iterator[Batch]) -> Iterator[Batch]:
     Raises WorkerDiedError if a worker has died.
     """
     try:
-        yield from batches
-    except RuntimeError as error:
-        if not str(error).startswith("DataLoader worker (pid"):
-            raise
-        raise WorkerDiedError(str(error).strip()) from error
+        with worker_deaths_named():
+            yield from batches
     except ValueError as error:
         _, worker, message = str(error).strip().rpartition("\nValueError: ")
         if not worker:
@@ -195,6 +208,9 @@ def true_on_all_ranks(own: bool) -> bool:
     """
     if not distributed.is_initialized():
         raise ValueError("reading shards in several processes needs torch.distributed initialised")
-    answer = torch.tensor(int(own))
-    distributed.all_reduce(answer, distributed.ReduceOp.MIN)
-    return bool(answer)
+    true = torch.tensor(int(own))
+    distributed.all_reduce(true)
+    processes = distributed.get_world_size()
+    if 0 < int(true) < processes:
+        logger.info("the epoch ends with batches left in %d of %d processes", true, processes)
+    return int(true) == processes

@@ -34,6 +34,7 @@ _PIPE = "pipe:"
 _PATHS = ("source", "storage_path", "storage_key")
 _TIMES = ("start", "duration")
 _COUNTS = ("sampling_rate", "num_frames", "num_features")
+_TEXTS = ("text", "speaker", "language")
 # Manifests of which `spread_lines` reads every line: some seconds.
 _MOST_MANIFESTS = 1000
 
@@ -50,7 +51,10 @@ def id_fault(name: Any) -> str:
 
 
 def _check_values(parts: Sequence[dict[str, Any]]) -> None:
-    """Checks the ids, sampling rates, times and sizes in the objects of a line of a manifest.
+    """Checks the ids, rates, times, sizes and texts in the objects of a line of a manifest.
+
+    Whole numbers such as 16000.0 become integers, which resampling needs, and speakers that are
+    integers become texts.
 
     Raises:
         ValueError: naming the key, its value and the values allowed.
@@ -60,8 +64,18 @@ def _check_values(parts: Sequence[dict[str, Any]]) -> None:
         if "id" in part and "sources" not in part and (fault := id_fault(part["id"])):
             raise ValueError(f"the id {_shown(part['id'])} {fault}")
         for key in _COUNTS:
-            if key in part and not (_is_number(part[key]) and part[key] >= 1):
-                raise ValueError(f"{key} must be a number of at least 1, got {_shown(part[key])}")
+            if key in part:
+                value = part[key]
+                if not (_is_number(value) and value >= 1 and value == int(value)):
+                    raise ValueError(
+                        f"{key} must be a whole number of at least 1, got {_shown(value)}"
+                    )
+                part[key] = int(value)
+        if isinstance(part.get("speaker"), int):
+            part["speaker"] = str(part["speaker"])
+        for key in _TEXTS:
+            if not isinstance(part.get(key, ""), str | None):
+                raise ValueError(f"{key} must be a text, got {_shown(part[key])}")
         for key in _TIMES:
             if key in part and not _is_number(part[key]):
                 raise ValueError(f"{key} must be a number of seconds, got {_shown(part[key])}")

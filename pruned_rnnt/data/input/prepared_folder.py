@@ -20,6 +20,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ class PreparedFolder:
     def splits(self) -> list[str]:
         """The names of the splits on disk, sorted."""
         files = self.path.glob("*_cuts.*jsonl.gz")
-        return sorted({_MANIFEST_END.sub("", file.name) for file in files})
+        found = [_MANIFEST_END.search(file.name) for file in files]
+        return sorted({end.string[: end.start()] for end in found if end})
 
     def cuts_path(self, split: str) -> Path:
         return self.path / f"{split}_cuts.jsonl.gz"
@@ -59,19 +61,30 @@ class PreparedFolder:
         """The manifest of a split, or the manifests of its shards in order.
 
         Several splits with commas between their names are one, in their order. Raises
-        FileNotFoundError naming the file and the existing splits.
+        FileNotFoundError naming the file and the existing splits, or the first missing shard.
         """
         if "," in split:
             return [path for name in split.split(",") for path in self.manifests(name)]
         path = self.cuts_path(split)
         if path.is_file():
             return [path]
-        shards = sorted(self.path.glob(f"{glob.escape(split)}_cuts.*.jsonl.gz"))
+        named = self.path.glob(f"{glob.escape(split)}_cuts.*.jsonl.gz")
+        shards = sorted(shard for shard in named if _MANIFEST_END.search(shard.name))
         if not shards:
             found = ", ".join(self.splits()) or "none"
             raise FileNotFoundError(
                 f"no split {split!r} at {path} (splits found: {found}); run `pruned-rnnt prepare`"
             )
+        numbers = [shard.name.split(".")[-3] for shard in shards]
+        # Those of other programs may begin with 1.
+        first = 0 if (self.path / REPORT_NAME).is_file() else int(numbers[0])
+        for number, expected in zip(numbers, count(first)):
+            if int(number) != expected:
+                missing = self.path / f"{split}_cuts.{expected:0{len(number)}}.jsonl.gz"
+                raise FileNotFoundError(
+                    f"{missing} is missing, and {shards[-1].name} exists: copy or prepare the "
+                    "folder again"
+                )
         return shards
 
     def cuts(self, split: str, *, lazy: bool = False) -> CutSet:

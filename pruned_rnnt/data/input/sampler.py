@@ -33,7 +33,13 @@ from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.input.batch import OtherBatchesError
 from pruned_rnnt.data.input.filters import CutFilter, cut_text
-from pruned_rnnt.data.input.manifest_items import item_of, manifest_items, spread_lines
+from pruned_rnnt.data.input.manifest_items import (
+    ManifestLine,
+    item_of,
+    manifest_items,
+    spread_lines,
+    text_lines,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +82,9 @@ class LatticeBound(NamedTuple):
     size: LatticeSize
     most: int
 
-    def is_exceeded_by(self, cut: Any) -> bool:
-        """Whether the cut alone has more nodes."""
-        return self.size.nodes(cut) > self.most
+    def is_exceeded_by(self, cut: Any, symbols: int) -> bool:
+        """Whether the cut alone, with so many symbols, has more nodes."""
+        return self.size.frames(cut.duration) * (symbols + 1) > self.most
 
 
 def split_by_lattice(sizes: Sequence[tuple[int, int]], bound: int) -> list[list[int]]:
@@ -282,9 +288,9 @@ def at_speed(cut: Any, speed: float) -> Any:
 class ManifestShards:
     """Streams the cuts of one process in one epoch from the manifests of shards.
 
-    Every epoch has its own order of shards. Each process gets the same number of whole shards, and
-    reads only these. All processes read the remaining shards, and divide their cuts. Processes
-    therefore have different cuts, and nearly the same number.
+    Every epoch has its own order of shards. All processes read all shards, and each parses one of
+    every `world_size` lines. So they have as many cuts, and cuts of the same kinds: whole shards
+    may differ in their durations, and an epoch ends in all processes when it ends in one.
 
     cut_filter: selects the cuts to train on. transform: applied to each cut that is read.
     speeds: adds a copy of each cut at each of these speeds.
@@ -325,12 +331,14 @@ class ManifestShards:
         self.cut_filter.reset()
         order = list(self.manifests)
         again = (self.passes,) if self.passes else ()
-        Random(derived_seed("shards", self.seed, self.epoch, *again)).shuffle(order)
-        whole = len(order) // self.world_size * self.world_size
-        for manifest in order[self.rank : whole : self.world_size]:
-            yield from self._cuts(manifest, 0, 1)
-        for manifest in order[whole:]:
-            yield from self._cuts(manifest, self.rank, self.world_size)
+        rng = Random(derived_seed("shards", self.seed, self.epoch, *again))
+        rng.shuffle(order)
+        lines = (ManifestLine(path, *line) for path in order for line in text_lines(path))
+        while block := list(islice(lines, self.world_size)):
+            # At random, because lines may alternate, between speeds or channels.
+            place = (self.rank + rng.randrange(self.world_size)) % self.world_size
+            if place < len(block):
+                yield from self._training_cuts(item_of(block[place], self.allow_commands))
         note = f", pass {self.passes + 1}" if self.passes else ""
         logger.info("epoch %d%s, left out: %s", self.epoch, note, self.cut_filter.describe())
 
@@ -345,12 +353,8 @@ class ManifestShards:
     def from_first_shard(self) -> Iterator[Any]:
         """All cuts from the first shard on, the same in every process and epoch."""
         for manifest in self.manifests:
-            yield from self._cuts(manifest, 0, 1)
-
-    def _cuts(self, manifest: Path, first: int, step: int) -> Iterator[Any]:
-        items = manifest_items(manifest, self.allow_commands)
-        for _, cut in islice(items, first, None, step):
-            yield from self._training_cuts(cut)
+            for _, cut in manifest_items(manifest, self.allow_commands):
+                yield from self._training_cuts(cut)
 
     def _training_cuts(self, cut: Any) -> Iterator[Any]:
         """The cut and its copies at other speeds, unless they are left out."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from pruned_rnnt.data.audio.audio_file import rate_problem, without_decoder_messages
-from pruned_rnnt.data.audio.features import FBANK, SAMPLING_RATE, FeatureKind, fbank_extractor
+from pruned_rnnt.data.audio.features import FBANK, SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.audio.recordings import audio_files, last_line, may_be_mp3
 from pruned_rnnt.data.audio.waveform import resample
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed, preserve_global_rngs
@@ -104,7 +104,6 @@ class SpeechDataset(Dataset[Batch]):
         self.lattice_bound = lattice_bound
         self.substitutes = tuple(substitutes)
         self._stored, self._kind = stored, kind
-        self._fbank = None if stored or kind.needs_samples else fbank_extractor()
         noise = augmenter.config.noise_cuts if augmenter is not None else ""
         self._noise_cuts = _read_noises(Path(noise), stored, allow_commands) if noise else []
 
@@ -176,14 +175,15 @@ class SpeechDataset(Dataset[Batch]):
         if self.lattice_bound is not None:
             most = self._most_joined([cut for cut, _ in read], self.lattice_bound)
         durations = [float(cut.duration) for cut, _ in read]
+        kind = self._kind.name
         groups = groups_to_join(durations, most, self.joining, rng)
         joined = [
-            joined_utterances([read[place][1] for place in group], self.joining, rng)
+            joined_utterances([read[place][1] for place in group], self.joining, rng, kind)
             for group in groups
         ]
         silences = silences_around([len(each.features_TF) for each in joined], self.joining, rng)
         return [
-            ([read[place][0] for place in group], with_silence(each, *silence, rng))
+            ([read[place][0] for place in group], with_silence(each, *silence, rng, kind))
             for group, each, silence in zip(groups, joined, silences, strict=True)
         ]
 
@@ -274,15 +274,13 @@ class SpeechDataset(Dataset[Batch]):
 
     def _load_unchecked(self, cut: Any) -> Tensor:
         if self._stored:
-            return torch.from_numpy(cut.load_features())
+            return torch.from_numpy(cut.load_features()).float()
         if rate_problem(cut.sampling_rate):
             raise ValueError(rate_problem(cut.sampling_rate))
         with without_decoder_messages(may_be_mp3(cut)):
             samples_S = with_shar_audio(cut).load_audio()[0]
         samples_S = resample(samples_S, cut.sampling_rate, SAMPLING_RATE)
-        if self._fbank is None:
-            return self._kind.of_recording(samples_S)
-        return torch.from_numpy(self._fbank.extract(samples_S, SAMPLING_RATE))
+        return self._kind.of_recording(samples_S)
 
 
 @contextmanager

@@ -95,6 +95,17 @@ class WorkersDoneEvent:
 
 
 @contextmanager
+def worker_deaths_named() -> Iterator[None]:
+    """Raises WorkerDiedError in place of the error of torch's DataLoader about a dead worker."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise WorkerDiedError(str(error).strip()) from error
+
+
+@contextmanager
 def worker_deaths_deferred() -> Iterator[list[str]]:
     """Makes the death of a worker raise an error only when the loader waits for its batch.
 

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.data.input.filters import cut_symbols
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.data.input.datamodule import lattice_size
+from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
@@ -46,6 +48,8 @@ USABLE_SHARE = 0.9
 _PRECISION = 1.05
 # The first pass plans kernels and fills caches; the second one is like those of training.
 _PASSES = 2
+# Epochs of which a batch with data.joining is tried: each has other silences and joined utterances.
+_DRAWN_EPOCHS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class SampledBatch:
     """A batch of the sampler, without features.
 
     frames: padded feature frames, N T, of both views with CR-CTC.
-    lattice: padded lattice nodes, N T/4 (U+1), of both views.
+    lattice: padded lattice nodes, of both views, as data.max_lattice counts them.
     symbols: symbols of all references.
     longest, seconds: duration of the longest utterance and of all.
     """
@@ -121,6 +125,7 @@ class DryRun:
     def __init__(self, config: ExperimentConfig, make_task: SpeechTaskMaker = SpeechTask) -> None:
         if config.train.threads > 0:
             torch.set_num_threads(config.train.threads)
+        set_mode(config.train.fused_kernels)
         seed_everything(config.train.seed)
         self.config = config
         self.device = pick_device(config.train)
@@ -171,18 +176,19 @@ class DryRun:
         self.task.data.config = data
         self.loader = self.task.train_loader()
         self.loader.set_epoch(0)
-        tokenizer = self.task.data.tokenizer
+        size = lattice_size(data, self.task.data.tokenizer)
         views = self.config.loss.views
         for cuts in self.loader.sampler:
             frames = [_frames(cut) for cut in cuts]
-            symbols = [len(cut_symbols(cut, tokenizer)) for cut in cuts]
+            # Encoder frames, and symbols + 1.
+            rows, columns = zip(*map(size, cuts), strict=True)
             durations = [float(cut.duration) for cut in cuts]
             yield SampledBatch(
                 cuts=cuts,
                 utterances=len(frames),
                 frames=views * len(frames) * max(frames),
-                lattice=views * len(frames) * (max(frames) // 4) * (max(symbols) + 1),
-                symbols=sum(symbols),
+                lattice=views * len(frames) * max(rows) * max(columns),
+                symbols=sum(columns) - len(columns),
                 longest=max(durations),
                 seconds=sum(durations),
             )
@@ -196,23 +202,34 @@ class DryRun:
                 yield views * len(cuts), max(_frames(cut) for cut in cuts)
 
     def try_batch(self, sampled: SampledBatch) -> Trial:
-        """Run forward, backward and update on a batch."""
-        batch = self.loader.dataset[(0, sampled.cuts)]
-        release_memory()
-        reset_peak(self.device)
-        problem, fits, seconds = "", True, math.nan
-        try:
-            for _ in range(_PASSES):
-                started = time.perf_counter()
-                problem = self.stepper([batch], step=0).report().problem
-                fits = fits and not problem.startswith(OUT_OF_MEMORY)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize()
-                seconds = time.perf_counter() - started
-        except TrainingStopped as error:
-            problem, fits = str(error), False
-        used = peak(self.device)
+        """Run forward, backward and update on a batch, in its largest forms with data.joining."""
+        problem, fits, seconds, used = "", True, math.nan, 0
+        for batch in self._drawn(sampled):
+            release_memory()
+            reset_peak(self.device)
+            try:
+                for _ in range(_PASSES):
+                    started = time.perf_counter()
+                    problem = self.stepper([batch], step=0).report().problem
+                    fits = fits and not problem.startswith(OUT_OF_MEMORY)
+                    if self.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    seconds = time.perf_counter() - started
+            except TrainingStopped as error:
+                problem, fits = str(error), False
+            used = max(used, peak(self.device))
+            if problem:
+                break
         return Trial(batch=sampled, seconds=seconds, peak=used, problem=problem, fits=fits)
+
+    def _drawn(self, sampled: SampledBatch) -> list[Batch]:
+        """The batch, or those of several epochs with the most frames and the largest lattice."""
+        joining = self.config.data.joining
+        changes = joining.probability > 0 or joining.silence_probability > 0
+        epochs = range(_DRAWN_EPOCHS if changes else 1)
+        drawn = [self.loader.dataset[(epoch, sampled.cuts)] for epoch in epochs]
+        largest = max(drawn, key=_padded_frames), max(drawn, key=_padded_lattice)
+        return list({id(batch): batch for batch in largest}.values())
 
     def fits(self, max_duration: float, limit_bytes: float, scan_batches: int) -> bool:
         """Whether the largest batches with this bound take at most `limit_bytes` of memory."""
@@ -253,6 +270,14 @@ def search_largest(fits: Callable[[float], bool], start: float, enough: float) -
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def _padded_frames(batch: Batch) -> int:
+    return batch.features_NTF.size(0) * batch.features_NTF.size(1)
+
+
+def _padded_lattice(batch: Batch) -> int:
+    return _padded_frames(batch) * (batch.targets_NU.size(1) + 1)
 
 
 def _frames(cut: Any) -> int:
