@@ -5,9 +5,15 @@ python -m scripts.settings_page
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any, get_type_hints
 
-from pruned_rnnt.config.help import settings_as_markdown
+from pruned_rnnt.config.help import field_meanings, with_choices
+from pruned_rnnt.config.load import differences, value_as_yaml
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
 
@@ -29,7 +35,64 @@ def rendered() -> str:
         "Recognisers": ExperimentConfig(),
         "Language models": LanguageModelExperiment(),
     }
-    return _HEADER + settings_as_markdown(experiments)
+    return _HEADER + _tables(experiments)
+
+
+def _tables(experiments: Mapping[str, Any]) -> str:
+    """Tables of all settings with default and meaning, one per section, below a heading each.
+
+    Args:
+        experiments: default configurations by the title of their chapter. Sections of a class that
+            an earlier chapter has are not repeated.
+    """
+    printed: dict[type, Any] = {}
+    parts: list[str] = []
+    for title, config in experiments.items():
+        parts.append(f"## {title}")
+        parts += _chapter(config, "", printed)
+    return "\n\n".join(parts) + "\n"
+
+
+def _chapter(section: Any, name: str, printed: dict[type, Any], heading: str = "") -> Iterator[str]:
+    """The table of a section, then those of its sub-sections, or of each kind of them."""
+    printed[type(section)] = section
+    if heading:
+        yield f"### {heading}"
+    if rows := list(_rows(section)):
+        yield "\n".join(["| setting | default | meaning |", "| --- | --- | --- |", *rows])
+    for field in dataclasses.fields(section):
+        inner = getattr(section, field.name)
+        if not dataclasses.is_dataclass(inner):
+            continue
+        path = f"{name}.{field.name}" if name else field.name
+        if type(inner) in printed:
+            changed = differences(printed[type(inner)], inner)
+            values = [re.sub(": .* -> ", "=", line) for line in changed]
+            others = ", ".join(f"`{value}`" for value in values)
+            yield f"`{path}` has the settings above" + (f", with {others}." if others else ".")
+        elif "kinds" in field.metadata:
+            for kind, cls in field.metadata["kinds"].items():
+                yield from _chapter(cls(), path, printed, f"{path}, kind {kind}")
+        else:
+            yield from _chapter(inner, path, printed, path)
+
+
+def _rows(section: Any) -> Iterator[str]:
+    """Rows of a table; settings that share an entry of the docstring share a row."""
+    meanings, field_types = field_meanings(type(section)), get_type_hints(type(section))
+    settings = [
+        (
+            with_choices(meanings.get(field.name, ""), field_types[field.name]),
+            f"`{field.name}`",
+            f"`{value_as_yaml('x', getattr(section, field.name))[3:]}`",
+        )
+        for field in dataclasses.fields(section)
+        if not dataclasses.is_dataclass(getattr(section, field.name))
+    ]
+    for meaning, group in itertools.groupby(settings, key=lambda setting: setting[0]):
+        _, names, defaults = zip(*group, strict=True)
+        text = meaning.replace("|", "\\|")
+        yield f"| {', '.join(names)} | {', '.join(defaults)} | {text} |"
 
 
 if __name__ == "__main__":

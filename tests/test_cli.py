@@ -208,7 +208,7 @@ def test_finished_run_is_not_trained_again(run: Path, corpus: Path) -> None:
 def test_piped_log_lines_fit_80_columns(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["train.steps=2", "train.save_every=1"]
+    settings = ["train.steps=2", "train.save_every=1", "schedule.warm_up_steps=1"]
     assert main(["train", *tiny_overrides(corpus, tmp_path / "run", *settings)]) == 0
     lines = capsys.readouterr().err.splitlines()
     (step,) = [line for line in lines if " step 1/2 " in line]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
+from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.config.files import config_file, configs_folder
 from pruned_rnnt.config.load import (
     ConfigError,
@@ -111,6 +112,23 @@ def test_nothing_is_an_empty_text_where_that_is_the_default() -> None:
         load_config(ExperimentConfig, None, ["train.folder="])
 
 
+def test_nothing_takes_back_the_value_of_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "title: b\noptimiser:\n  clip: 1.0\n")
+    assert value_of("title", path, ["seed=1"]) == "b"
+    assert value_of("title", path, ["title="]) is None
+    assert value_of("optimiser.clip", path, ["optimiser.clip=null"]) is None
+    assert value_of("optimiser.clip", path, ["optimiser.clip=null", "optimiser.clip=2"]) == 2
+
+
+def test_bounds_need_numbers() -> None:
+    """Of classes that check no types; None is a value where the type has it."""
+    with pytest.raises(ValueError, match=r"loss\.warm_up_steps is None, needs at least 0"):
+        LossConfig(warm_up_steps=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"loss\.warm_up_steps is 9, needs at least 0"):
+        LossConfig(warm_up_steps="9")  # type: ignore[arg-type]
+    check_at_least("optimiser", Optimiser(), clip=0)
+
+
 def test_base_file_comes_first(tmp_path: Path) -> None:
     write(tmp_path / "base.yaml", "seed: 3\noptimiser: {learning_rate: 0.1}\n")
     path = write(tmp_path / "top.yaml", "base: base.yaml\nseed: 4\n")
@@ -161,6 +179,11 @@ def test_base_cycle_is_refused(tmp_path: Path) -> None:
         ("names=[1.10]", r"YAML reads yours as 1\.1:"),
         ("names=[null]", r"'names=\[None\]': needs a value, got none"),
         ("names=no", r"needs a list, such as names=\[a, b\]"),
+        ("seed=1e3", "'1000.0' of type 'float' could not be converted to Integer: write 1000$"),
+        ("optimiser.betas=[0.9,yes]", "'optimiser.betas=.*': Value 'True' of type 'bool'"),
+        ("optimiser.pair=[a,0.1]", "'optimiser.pair=.*': Value 'a' of type 'str' could not be"),
+        ("optimiser..name=sgd", "not of the form section.key=value"),
+        ("optimiser.=sgd", "not of the form section.key=value"),
         ("split=null", "'split' needs a text, and YAML reads yours as None"),
         ("split=[test,null]", "YAML reads yours as None"),
     ],

@@ -17,7 +17,11 @@ from pruned_rnnt.config.load import load_config
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.pretrained_encoder import whole_config
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
 
 WORDS = ("red", "green", "blue")
 BINS = 80
@@ -156,3 +160,11 @@ def _cut(
         features=stored,
         supervisions=[supervision],
     )
+
+
+def speech_trainer(
+    config: ExperimentConfig, ranks: Ranks | None = None, *, allow_changes: bool = False
+) -> Trainer:
+    """The trainer of a recogniser, as `pruned-rnnt train` makes it."""
+    config = whole_config(config)
+    return Trainer(config, ranks, allow_changes=allow_changes, make_task=SpeechTask)

@@ -7,6 +7,13 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+# What a value of a type may be: also a number of numpy.
+_KINDS: dict[Any, tuple[type, str]] = {
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    str: (str, "a text"),
+}
+
 
 class Removed(NamedTuple):
     """A setting of earlier versions, or values of a setting, that no longer exist.
@@ -30,33 +37,49 @@ def check_at_least(section: str, config: object, **least: float) -> None:
     Args:
         section: their section in configuration files, e.g. `model.encoder`, for the message.
         config: object with the settings as attributes; every entry of a tuple is checked, and
-            None passes.
+            None passes where its type allows it.
         least: the smallest value of each setting.
 
     Raises:
-        ValueError: a setting is too small or NaN; the message names key, value and bound.
+        ValueError: a setting is too small, NaN or no number; the message names key, value and
+            bound.
     """
     for name, bound in least.items():
         value = getattr(config, name)
         values = value if isinstance(value, tuple | list) else (value,)
-        if not all(entry is None or entry >= bound for entry in values):
+        if value is None and type(None) in get_args(get_type_hints(type(config)).get(name)):
+            continue
+        if not all(isinstance(entry, numbers.Real) and entry >= bound for entry in values):  # type: ignore[operator]
             shown = list(value) if isinstance(value, tuple) else value
             raise ValueError(f"{section}.{name} is {shown}, needs at least {bound}")
 
 
-def check_choices(section: str, config: object) -> None:
-    """Raise an error for settings that are none of their choices (`Literal`).
+def check_types(section: str, config: object) -> None:
+    """Raise an error for settings that are none of their choices (`Literal`), no numbers or lists.
 
     Files and overrides are checked when they are read; Python programs have only this check.
 
     Raises:
-        ValueError: the message names key, value and choices.
+        ValueError: the message names key, value and what it needs.
     """
     for name, kind in get_type_hints(type(config)).items():
         value = getattr(config, name)
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            choices = ", ".join(map(str, get_args(kind)))
-            raise ValueError(f"{section}.{name} is {value!r}, needs one of {choices}")
+        if needs := _unmet(kind, value):
+            raise ValueError(f"{section}.{name} is {value!r}, needs {needs}")
+
+
+def _unmet(kind: Any, value: Any) -> str:
+    """What the type needs and the value is not; empty if it fits."""
+    entries = get_args(kind)
+    if get_origin(kind) is Literal:
+        return "" if value in entries else f"one of {', '.join(map(str, entries))}"
+    if get_origin(kind) is tuple:
+        count = "" if entries[-1] is Ellipsis else f" of {len(entries)} values"
+        if not isinstance(value, tuple | list) or (count and len(value) != len(entries)):
+            return f"a list{count}"
+        return next(filter(None, (_unmet(entries[0], entry) for entry in value)), "")
+    wanted, needs = _KINDS.get(kind, (object, ""))
+    return "" if isinstance(value, wanted) else needs
 
 
 def check_seconds(name: str, value: object, least: float, most: float) -> None:

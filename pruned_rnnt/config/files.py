@@ -104,7 +104,7 @@ def parse_override(item: str) -> Layer:
 
     source = f"override '{item}'"
     key, equals, text = item.partition("=")
-    if not equals or not key or key.startswith("-"):
+    if not equals or not all(key.split(".")) or key.startswith("-"):
         raise ConfigError(f"{source} is not of the form section.key=value")
     try:
         values = OmegaConf.from_dotlist([item])
@@ -132,7 +132,9 @@ def plain_values(values: Mapping[str, Any], source: str) -> Layer:
     except GrammarParseError as error:  # of ${...}
         raise _interpolation(source, str(error.full_key)) from error
     except (OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise ConfigError(f"{source}: {first_line(error)}") from error
+        key = getattr(error, "full_key", None)  # of a value of another type
+        where = f"{source}: '{key}'" if key else source
+        raise ConfigError(f"{where}: {first_line(error)}") from error
     return Layer(source, _without_interpolation(plain, source))
 
 

@@ -1,4 +1,4 @@
-"""Help for every setting of a configuration: YAML with comments, and a page of the documentation.
+"""Help for every setting of a configuration: YAML with comments.
 
 The meaning of a field is its entry `name: text` (or `name, other: text`) in the docstring of its
 dataclass or of a base class; continuation lines are indented.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pruned_rnnt.config.load import differences, to_dict, value_as_yaml
+from pruned_rnnt.config.load import to_dict, value_as_yaml
 
 _WIDTH = 80
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*):(?: +(.*))?$")
@@ -40,7 +39,7 @@ def _section_lines(
             inner = own if type(own) is type(value) else None
             yield from _section_lines(value, inner, values[field.name], f"{indent}  ")
             continue
-        meaning = _with_choices(meaning, field_types[field.name])
+        meaning = with_choices(meaning, field_types[field.name])
         default = _default(field, defaults)
         if default is not dataclasses.MISSING:
             meaning = f"{meaning} ({value_as_yaml('default', default)})"
@@ -51,64 +50,7 @@ def _section_lines(
         yield textwrap.indent(value_as_yaml(field.name, values[field.name]), indent)
 
 
-def settings_as_markdown(experiments: Mapping[str, Any]) -> str:
-    """Tables of all settings with default and meaning, one per section, below a heading each.
-
-    Args:
-        experiments: default configurations by the title of their chapter. Sections of a class that
-            an earlier chapter has are not repeated.
-    """
-    printed: dict[type, Any] = {}
-    parts: list[str] = []
-    for title, config in experiments.items():
-        parts.append(f"## {title}")
-        parts += _chapter(config, "", printed)
-    return "\n\n".join(parts) + "\n"
-
-
-def _chapter(section: Any, name: str, printed: dict[type, Any], heading: str = "") -> Iterator[str]:
-    """The table of a section, then those of its sub-sections, or of each kind of them."""
-    printed[type(section)] = section
-    if heading:
-        yield f"### {heading}"
-    if rows := list(_rows(section)):
-        yield "\n".join(["| setting | default | meaning |", "| --- | --- | --- |", *rows])
-    for field in dataclasses.fields(section):
-        inner = getattr(section, field.name)
-        if not dataclasses.is_dataclass(inner):
-            continue
-        path = f"{name}.{field.name}" if name else field.name
-        if type(inner) in printed:
-            changed = differences(printed[type(inner)], inner)
-            values = [re.sub(": .* -> ", "=", line) for line in changed]
-            others = ", ".join(f"`{value}`" for value in values)
-            yield f"`{path}` has the settings above" + (f", with {others}." if others else ".")
-        elif "kinds" in field.metadata:
-            for kind, cls in field.metadata["kinds"].items():
-                yield from _chapter(cls(), path, printed, f"{path}, kind {kind}")
-        else:
-            yield from _chapter(inner, path, printed, path)
-
-
-def _rows(section: Any) -> Iterator[str]:
-    """Rows of a table; settings that share an entry of the docstring share a row."""
-    meanings, field_types = field_meanings(type(section)), get_type_hints(type(section))
-    settings = [
-        (
-            _with_choices(meanings.get(field.name, ""), field_types[field.name]),
-            f"`{field.name}`",
-            f"`{value_as_yaml('x', getattr(section, field.name))[3:]}`",
-        )
-        for field in dataclasses.fields(section)
-        if not dataclasses.is_dataclass(getattr(section, field.name))
-    ]
-    for meaning, group in itertools.groupby(settings, key=lambda setting: setting[0]):
-        _, names, defaults = zip(*group, strict=True)
-        text = meaning.replace("|", "\\|")
-        yield f"| {', '.join(names)} | {', '.join(defaults)} | {text} |"
-
-
-def _with_choices(meaning: str, field_type: Any) -> str:
+def with_choices(meaning: str, field_type: Any) -> str:
     """The meaning of a setting, with its choices if its type lists several."""
     choices = get_args(field_type)
     if len(choices) > 1 and get_origin(field_type) is Literal:

@@ -35,6 +35,7 @@ from pruned_rnnt.config.files import (
 )
 
 ConfigT = TypeVar("ConfigT")
+_ABSENT = object()
 
 
 def load_config(
@@ -76,12 +77,13 @@ def load_config(
 def value_of(key: str, yaml_path: str | Path | None = None, overrides: Iterable[str] = ()) -> Any:
     """The value that a YAML file or overrides give to `key` or `section.key`, for any class.
 
-    None if neither sets it. Raises ConfigError as `load_config` if they cannot be read.
+    None if neither sets it, or the last one that does has no value. Raises ConfigError as
+    `load_config` if they cannot be read.
     """
     layers = read_with_bases(config_file(yaml_path)) if yaml_path is not None else []
     layers += [parse_override(item) for item in overrides]
-    values = [_select(layer.values, key) for layer in layers]
-    return next((value for value in reversed(values) if value is not None), None)
+    values = [_select(layer.values, key, _ABSENT) for layer in layers]
+    return next((value for value in reversed(values) if value is not _ABSENT), None)
 
 
 def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "config") -> ConfigT:
@@ -363,17 +365,23 @@ def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
         return f"needs {reason.rpartition(' ')[2]} values, got {len(given)}"
     if "ListConfig" in reason:
         return "takes one value, not a list"
+    if "$VALUE" in reason and _is_list(given):  # OmegaConf's placeholders
+        wrong = next(x for x in given if not _fits(start, key, [x] * len(given)))
+        kind = type(wrong).__name__
+        reason = reason.replace("$VALUE_TYPE", kind).replace("$VALUE", str(wrong))
+    if "to Integer" in reason and isinstance(given, float) and given.is_integer():
+        return f"{reason}: write {given:.0f}"
     return "needs a value, got none" if "'None'" in reason else reason
 
 
-def _select(node: Any, key: str) -> Any:
-    """The value at `section.key`; None without one, or if the section is a list."""
+def _select(node: Any, key: str, default: Any = None) -> Any:
+    """The value at `section.key`; `default` if there is none, or the section is a list."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     with suppress(OmegaConfBaseException):
-        return OmegaConf.select(node, key)
-    return None
+        return OmegaConf.select(node, key, default=default)
+    return default
 
 
 def _is_list(value: Any) -> bool:

@@ -46,7 +46,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
         patterns: names of parameters or of modules that hold them, or patterns of such names.
 
     Raises:
-        ConfigError: a pattern matches nothing (the message lists the names), or all is frozen.
+        ConfigError: a pattern matches nothing; the message lists the names.
     """
     frozen = 0
     for pattern in patterns:
@@ -59,9 +59,17 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
         for parameter in chosen:
             frozen += parameter.numel() if parameter.requires_grad else 0
             parameter.requires_grad_(False)
+    return frozen
+
+
+def check_trained(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Raise ConfigError if all parameters are frozen, and there are no adapters.
+
+    Args:
+        patterns: as of `freeze`, for the message.
+    """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(f"finetune.freeze={list(patterns)} leaves nothing to train")
-    return frozen
 
 
 def check_no_frozen_adapters(
@@ -174,6 +182,7 @@ class FinetuneTask(SpeechTask):
             layers = add_adapters(model.encoder, config.lora)
             check_no_frozen_adapters(model, layers, config.freeze)
             self._notes.append(f"adapters of rank {config.lora.rank} on {len(layers)} layers")
+        check_trained(model, config.freeze)
         if config.quantise != "none":
             layers = round_weights(model.encoder, config.quantise)
             # The projections change the output of a four-bit file more than any other layer.

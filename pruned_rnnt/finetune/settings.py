@@ -66,8 +66,9 @@ def load_finetuning(
         for key in ("checkpoint", "tokens", "trust")
         if (value := value_of(f"finetune.{key}", yaml_path, overrides)) is not None
     }
-    source = load_source(Path(init), from_dict(FinetuneConfig, chosen))
-    values = settings_from(source)
+    source = load_source(Path(init).expanduser(), from_dict(FinetuneConfig, chosen))
+    values = settings_from(source, value_of("train.steps", yaml_path, overrides))
+    _check_rate(values["optimiser"], yaml_path, overrides)
     for part in ("encoder", "predictor"):
         # Another kind has other settings, so it cannot be compared with the source's later.
         key, kind = f"model.{part}.kind", values["model"][part]["kind"]
@@ -85,7 +86,7 @@ def load_finetuning(
             f"data.old_share is {config.data.old_share}, and data.old_path is empty: name the "
             "prepared folder of the old data in data.old_path, or leave data.old_share out"
         )
-    if config.folder.resolve() == Path(init).resolve():
+    if config.folder.resolve() == Path(init).expanduser().resolve():
         raise ConfigError(
             f"train.folder is the run in train.init, {init}: choose another folder for the new run"
         )
@@ -96,8 +97,25 @@ def _has_checkpoints(config: ExperimentConfig) -> bool:
     return bool(CheckpointFolder(RunFolder(config.folder).checkpoints).paths())
 
 
-def settings_from(source: Source) -> dict[str, Any]:
-    """The nested settings that a fine-tuning run has by default."""
+def _check_rate(
+    inherited: dict[str, Any], yaml_path: Path | None, overrides: Sequence[str]
+) -> None:
+    """Raise ConfigError for another optimiser with the learning rate of the source's."""
+    name = value_of("optimiser.name", yaml_path, overrides) or inherited["name"]
+    # Both kinds of adamw have the same rates.
+    is_other = str(name).split("_")[0] != inherited["name"].split("_")[0]
+    if is_other and value_of("optimiser.learning_rate", yaml_path, overrides) is None:
+        raise ConfigError(
+            f"optimiser.name is {name}, and the source was trained with {inherited['name']}, whose "
+            "learning rates are others: set optimiser.learning_rate"
+        )
+
+
+def settings_from(source: Source, chosen_steps: object = None) -> dict[str, Any]:
+    """The nested settings that a fine-tuning run has by default.
+
+    chosen_steps: the value of train.steps, which may be wrong; None for the default.
+    """
     values = to_dict(source.config)
     train, decode = values["train"], values["decode"]
     again = bool(train["init"])  # the source was fine-tuned, with a fraction of rate and steps
@@ -106,6 +124,8 @@ def settings_from(source: Source) -> dict[str, Any]:
         steps = _USUAL_STEPS
     else:
         steps = max(_FEWEST_STEPS, round(trained_steps * (1.0 if again else _STEPS)))
+    if isinstance(chosen_steps, int) and chosen_steps > 0:
+        steps = chosen_steps
     warm_up = max(1, round(_WARM_UP * steps))
     optimiser = values["optimiser"]
     optimiser["learning_rate"] *= 1.0 if again else _RATE

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict
+from pruned_rnnt.config.load import ConfigError, as_override, differences, load_config, to_dict
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text
@@ -134,7 +134,7 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
 
 
 def _run(folder: Path, which: str) -> Source:
-    config = run_config(folder, [f"decode.checkpoint={which}", "train.device=cpu"])
+    config = run_config(folder, [as_override("decode.checkpoint", which), "train.device=cpu"])
     loaded = load_model(config)
     name = folder.resolve().name
     return Source(

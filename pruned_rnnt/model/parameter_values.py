@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,16 @@ _DIGITS = 16
 
 
 @torch.no_grad()
-def describe_broken(state: Mapping[str, Tensor], kind: str = "parameter") -> str:
+def describe_broken(
+    state: Mapping[str, Tensor], buffers: Collection[str] = (), kind: str = ""
+) -> str:
     """Describe the first tensor with NaN, infinite or huge values; empty if there is none.
 
     Args:
         state: parameters and buffers by name, as `nn.Module.state_dict` returns them, on any
             device. Tensors that are not floating-point are ignored.
-        kind: what they are called.
+        buffers: names of those that are buffers, whose values may be huge: they may be counts.
+        kind: what a tensor is called; by default "parameter" or "buffer".
 
     Returns:
         For example "parameter ctc_head.bias has NaN values (3 of 50); 7 more are broken".
@@ -39,14 +42,16 @@ def describe_broken(state: Mapping[str, Tensor], kind: str = "parameter") -> str
     largest_K = torch.stack(
         [torch.maximum(value.amax(), -value.amin()).float() for value in tensors.values()]
     )
+    finite = torch.finfo(torch.float32).max
     broken = [
         (name, largest)
         for name, largest in zip(tensors, largest_K.tolist(), strict=True)
-        if not largest <= LARGEST_PARAMETER
+        if not largest <= (finite if name in buffers else LARGEST_PARAMETER)
     ]
     if not broken:
         return ""
-    name, largest = broken[0]
+    name, largest = min(broken, key=lambda each: each[0] in buffers)
+    kind = kind or ("buffer" if name in buffers else "parameter")
     others = f"; {len(broken) - 1} more are broken" if len(broken) > 1 else ""
     return f"{kind} {name} {_fault(tensors[name], largest)}{others}"
 

@@ -18,7 +18,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from pruned_rnnt.data.input.worker_signals import worker_deaths_named
 from pruned_rnnt.train.engine.log import RunLog
 from pruned_rnnt.train.engine.random_state import RandomStream
 from pruned_rnnt.train.engine.report import BatchSize, Utterance
@@ -118,6 +120,8 @@ class OwnTask(TaskDefaults):
             )
         count = self.size(batch).utterances
         for name, values in parts.items():
+            if not isinstance(name, str):
+                raise TypeError(f"loss returned the key {name!r}, needs texts as keys")
             if not isinstance(values, Tensor) or values.shape != (count,):
                 shape = tuple(values.shape) if isinstance(values, Tensor) else _name(values)
                 raise ValueError(
@@ -261,7 +265,8 @@ class OwnBatch:
 class OwnBatches:
     """Iterates over batches as the training engine needs it.
 
-    `set_epoch` of the batches is called before each epoch, if they have it. What they draw from the
+    `set_epoch` of the batches is called before each epoch, if they have it, and so are those of the
+    samplers and of the dataset of a DataLoader. What they draw from the
     generators of Python, numpy and torch depends on the seed and the epoch alone, so that a
     continued run gets the same batches: it reads the earlier ones of the epoch again, and compares
     the last of them with that of the checkpoint.
@@ -288,9 +293,10 @@ class OwnBatches:
             self._epoch, self._skipped, self._digested, self._digest = epoch, 0, 0, ""
 
     def __iter__(self) -> Iterator[Any]:
-        if hasattr(self._batches, "set_epoch"):
-            self._batches.set_epoch(self._epoch)
-        stream = RandomStream(1_000_003 * self.seed + self._epoch)
+        for each in _with_epochs(self._batches):
+            each.set_epoch(self._epoch)
+        # Generators take seeds of 64 bits.
+        stream = RandomStream((1_000_003 * self.seed + self._epoch) % 2**63)
         with stream.used():
             batches = iter(self._batches)
         return self._remaining(batches, stream)
@@ -299,7 +305,7 @@ class OwnBatches:
         """The batches after those that the run was trained on before."""
         skipped = self._skipped
         for count in itertools.count(1):
-            with stream.used():
+            with stream.used(), worker_deaths_named():
                 batch = next(batches, _END)
             if batch is _END:
                 if count <= skipped:
@@ -341,6 +347,15 @@ class OwnBatches:
 
     def agree_without_fetching(self, batches: int) -> None:
         """Nothing to agree on: one process trains."""
+
+
+def _with_epochs(batches: Any) -> Iterable[Any]:
+    """The objects with a `set_epoch`: the batches, and what a DataLoader draws from."""
+    found = [batches]
+    if isinstance(batches, DataLoader):
+        grouped = batches.batch_sampler
+        found += [batches.dataset, batches.sampler, grouped, getattr(grouped, "sampler", None)]
+    return {id(each): each for each in found if hasattr(each, "set_epoch")}.values()
 
 
 def _digest_of(batch: Any) -> str:

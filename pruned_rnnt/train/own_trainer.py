@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from pruned_rnnt.config.load import from_dict, to_dict
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.saved_file import describe_unreadable
 from pruned_rnnt.train.engine import trainer as engine
@@ -42,9 +43,10 @@ class Trainer:
             (without `requires_grad`) must stay so. Of a model in training mode, modules in
             evaluation mode stay in it; a model in evaluation mode is put into training mode.
         batches: each iteration gives the batches of an epoch, of any type: a list, a DataLoader, an
-            object with `__iter__`. `set_epoch(epoch)`, if it has one, is called before. Given the
-            epoch and Python's, numpy's and torch's global generators, which the trainer seeds, the
-            batches must be the same each time: a continued run reads an epoch from its start.
+            object with `__iter__`. `set_epoch(epoch)` of the object, or of a DataLoader's samplers
+            and dataset, is called before, if there is one. Given the epoch and Python's, numpy's
+            and torch's global generators, which the trainer seeds, the batches must be the same
+            each time: a continued run reads an epoch from its start.
         loss: `loss(model, batch, step)` -> (N,), the loss of each utterance, or a mapping of names
             to such tensors, the same names for each batch, of which `total` is minimised and the
             others are logged. All parameters that it trains are in the model. It moves the batch to
@@ -138,15 +140,15 @@ class Trainer:
             validation=validate,
             batch_ids=ids,
         )
+        experiment = OwnExperiment(
+            train=dataclasses.replace(settings, device="cpu" if device.type == "cpu" else "cuda"),
+            optimiser=config,
+            schedule=schedule or ScheduleConfig(),
+            own_optimiser=own_optimiser,
+        )
         self._trainer = engine.Trainer(
-            OwnExperiment(
-                train=dataclasses.replace(
-                    settings, device="cpu" if device.type == "cpu" else "cuda"
-                ),
-                optimiser=config,
-                schedule=schedule or ScheduleConfig(),
-                own_optimiser=own_optimiser,
-            ),
+            # Before anything is written: config.yaml needs plain values, no numbers of numpy.
+            from_dict(OwnExperiment, to_dict(experiment), "settings"),
             Ranks(local_rank=device.index or 0),
             Console(),
             allow_changes=allow_changes,
@@ -283,7 +285,8 @@ def _device_of(model: nn.Module) -> torch.device:
                 f"model.state_dict() has {name!r} of type {type(value).__name__}, which cannot be "
                 "saved safely; needs tensors"
             )
-    if broken := describe_broken(model.state_dict(), "model.state_dict():"):
+    buffers = [name for name, _ in model.named_buffers()]
+    if broken := describe_broken(model.state_dict(), buffers, "model.state_dict():"):
         raise ValueError(
             f"{broken}, which is refused as diverged: start from other values; a constant, such as "
             "a mask, needs register_buffer(..., persistent=False)"

@@ -15,6 +15,7 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
+from pruned_rnnt.config.load import as_override
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -113,7 +114,10 @@ def counts_of(run: Path, data: Path) -> dict[str, Any]:
     "settings",
     [
         [],
-        ["finetune.lora.rank=2", "optimiser.name=scaled_adam", "data.num_workers=1"],
+        [
+            *("finetune.lora.rank=2", "data.num_workers=1"),
+            *("optimiser.name=scaled_adam", "optimiser.learning_rate=0.009"),
+        ],
         ["finetune.layer_decay=0.5", "finetune.freeze=[predictor]", "finetune.vocabulary=replace"],
     ],
     ids=["mixed", "adapters", "frozen"],
@@ -181,6 +185,10 @@ def test_settings_come_from_the_source_with_a_lower_rate(root: Path, tmp_path: P
     assert config.optimiser.learning_rate == 0.5
     assert config.train.steps == 8
     assert config.model == old.model
+    # What depends on the steps follows those that are given.
+    config, _ = load_finetuning(yaml, ["train.steps=400"])
+    assert (config.schedule.warm_up_steps, config.loss.warm_up_steps) == (20, 20)
+    assert config.train.validate_every == 80
 
 
 def measure(ranks: Ranks, root: Path) -> list[dict[str, int] | None]:
@@ -239,9 +247,13 @@ def test_model_file_as_source(root: Path, tmp_path: Path) -> None:
         assert [each.domain for each in task.evaluation.sets] == ["new"]
 
 
-def test_checkpoint_of_a_run_as_source(root: Path) -> None:
-    path = root / "run/checkpoints/step-00000002.pt"
-    task = task_of(f"train.init={path}", f"data.path={root}/old", "decode.use_average=false")
+def test_checkpoint_of_a_run_as_source(root: Path, tmp_path: Path) -> None:
+    # Neither a comment of YAML nor a mapping.
+    run = shutil.copytree(root / "run", tmp_path / "a: run #1")
+    path = run / "checkpoints/step-00000002.pt"
+    task = task_of(
+        as_override("train.init", path), f"data.path={root}/old", "decode.use_average=false"
+    )
     assert task.config.model == run_config(root / "run").model
 
 

@@ -37,6 +37,8 @@ from tests.finetune.runs import command, error_of
             ["finetune.lora.rank=2", "finetune.freeze=[encoder.layers.0]"],
             "'encoder.layers.0' matches encoder.layers.0.feedforward_in.1, which has an adapter",
         ),
+        (["finetune.freeze=['*']"], "leaves nothing to train"),
+        (["optimiser.name=scaled_adam"], "the source was trained with adamw, whose learning rates"),
         (["finetune.vocabulary=extends"], "finetune.vocabulary"),
         (["train.folder=SOURCE"], "train.folder is the run in train.init"),
         (["data.old_share=0.5"], "data.old_share is 0.5, and data.old_path is empty: name the"),

@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from pruned_rnnt.config.load import ConfigError
-from pruned_rnnt.finetune.finetune_task import check_no_frozen_adapters, freeze, part_names
+from pruned_rnnt.finetune.finetune_task import (
+    check_no_frozen_adapters,
+    check_trained,
+    freeze,
+    part_names,
+)
 from pruned_rnnt.model.lora import LoraConfig, add_adapters, is_adapter
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser, grouped_by_rate
@@ -88,8 +93,11 @@ def test_unknown_names_are_refused_with_a_list() -> None:
     model = tiny_model(tiny_conformer(layers=2))
     with pytest.raises(ConfigError, match=r"'encoder.layer' matches no parameter.*layers\.1, pred"):
         freeze(model, ["encoder.layer"])
-    with pytest.raises(ConfigError, match="leaves nothing to train"):
-        freeze(model, ["*"])
+    freeze(model, ["*"])
+    with pytest.raises(ConfigError, match=r"finetune.freeze=\['\*'\] leaves nothing to train"):
+        check_trained(model, ["*"])
+    add_adapters(model.encoder, LoraConfig(rank=1))
+    check_trained(model, ["*"])
     assert part_names(tiny_model()) == [
         *("encoder", "encoder.subsampling", "encoder.layers.0"),
         *("predictor", "predictor.embedding", "predictor.convolution"),

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 
 _MORE_THAN_ANY_MEMORY = 2**46
 

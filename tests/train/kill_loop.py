@@ -10,7 +10,7 @@ from typing import Any
 
 from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
+from tests.tiny_corpus import speech_trainer
 from tests.train.processes import start
 
 _SECONDS_OF_A_SYNC = 0.02

@@ -17,8 +17,7 @@ from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.log import log_file, read_metrics
 from pruned_rnnt.train.engine.step import Step
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.train.failures import check_training_stops
 
 

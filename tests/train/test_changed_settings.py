@@ -22,8 +22,7 @@ from pruned_rnnt.train.optim.optimiser import (
     build_optimiser,
     load_optimiser_state,
 )
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import make_corpus, speech_trainer, tiny_experiment
 
 FIRST = OptimiserConfig(weight_decay=0.01, clip_scale=2.0)
 SECOND = OptimiserConfig(

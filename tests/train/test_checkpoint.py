@@ -381,4 +381,4 @@ def test_counters_keep_their_names_in_checkpoints() -> None:
     counters = Counters.from_state_dict(saved)
     assert counters.consecutive_bad_steps == 3
     newer = {"validation_due": False, "best_score": math.inf, "validations_since_best": 0}
-    assert counters.state_dict() == {**saved, **newer}
+    assert counters.state_dict() == {**saved, **newer, "validated_step": -1}

@@ -12,8 +12,7 @@ from torch import nn
 from pruned_rnnt.config.load import load_config
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.train.run_files import losses_of
 
 

@@ -25,8 +25,7 @@ from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks import delay_control
 from pruned_rnnt.train.tasks.delay_control import DelayControl, _counts, _quantile
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import make_corpus, speech_trainer, tiny_experiment
 from tests.train.failures import run_out_of_memory
 from tests.train.processes import run_ranks
 from tests.train.run_files import checkpoint_of, killed_at

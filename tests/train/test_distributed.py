@@ -21,9 +21,8 @@ from pruned_rnnt.train.engine.report import StepReport
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.conditional import ConditionalOptimiser
 from pruned_rnnt.train.optim.owners import Owners
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.padded_batch import padded_batch
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import make_corpus, speech_trainer, tiny_experiment
 from tests.train.failures import FailInBackward, SlowGradient, run_out_of_memory
 from tests.train.processes import run_ranks
 

@@ -13,8 +13,7 @@ from pruned_rnnt.cli.command import EXIT_FAILED
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import tiny_experiment, tiny_overrides
+from tests.tiny_corpus import speech_trainer, tiny_experiment, tiny_overrides
 from tests.train.processes import run_ranks
 
 SAVING = ("train.save_every=1", "train.validate_every=99", "train.keep_last=3")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pruned_rnnt.train import BatchSize, TrainConfig, Trainer
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.train.run_files import checkpoint_of, killed_at
 
 # The score of the validation at each step, from 1. The lowest before step 6 is that of step 2.

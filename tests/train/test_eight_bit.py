@@ -21,8 +21,7 @@ from pruned_rnnt.train.optim.optimiser import (
     build_optimiser,
     load_optimiser_state,
 )
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.train.processes import run_ranks
 from tests.train.run_files import checkpoint_of, killed_at, losses_of
 

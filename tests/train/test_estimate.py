@@ -17,8 +17,8 @@ from pruned_rnnt.train.engine.state import TrainingState
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.dry_run import DryRun
 from pruned_rnnt.train.tasks.estimate import Counts, Estimate, Measured, count, graphs_needed
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import ZIPFORMER, tiny_experiment, tiny_overrides
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from tests.tiny_corpus import ZIPFORMER, speech_trainer, tiny_experiment, tiny_overrides
 
 QUICK = ["--estimate", "--estimate-seconds", "0.1"]
 
@@ -30,6 +30,7 @@ QUICK = ["--estimate", "--estimate-seconds", "0.1"]
         ["train.steps=6", "data.max_duration=16"],
         ["train.steps=7", "data.max_duration=16", "train.validate_every=3"],
         ["train.steps=7", "data.max_duration=16", "train.validate_every=4", "train.save_every=2"],
+        ["train.steps=20", "data.max_duration=16", "train.validate_every=2"],
     ],
 )
 def test_counts_are_those_of_the_training(

@@ -18,8 +18,8 @@ from pruned_rnnt.train.engine.log import read_metrics
 from pruned_rnnt.train.engine.report import StepReport
 from pruned_rnnt.train.engine.step import Step, Stepper
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.train.failures import run_out_of_memory
 from tests.train.processes import run_ranks
 from tests.train.run_files import checkpoint_of, killed_at, losses_of

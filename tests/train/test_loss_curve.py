@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import make_corpus, speech_trainer, tiny_experiment
 from tests.train.run_files import losses_of
 
 pytestmark = pytest.mark.slow

@@ -29,10 +29,9 @@ from pruned_rnnt.train.tasks.mwer import (
     expected_errors,
     references_of,
 )
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.lattice_paths import joiner_log_probs, log_total
 from tests.padded_batch import padded_batch
-from tests.tiny_corpus import tiny_experiment
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.tiny_models import tiny_model
 
 TEXTS = ("a b", "c", "b a c", "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,12 +59,29 @@ def test_eden_falls_with_epochs() -> None:
     [
         ({"final_scale": 0.0}, "0 < x <= 1"),
         ({"warm_up_steps": -1}, "needs at least 0"),
+        ({"warm_up_steps": None}, "schedule.warm_up_steps is None, needs a whole number"),
+        ({"kind": "linear"}, "schedule.kind is 'linear', needs one of cosine, exponential"),
         ({"eden_warm_up_start": 0.0}, "eden_warm_up_start is 0.0, needs 0 < x <= 1"),
     ],
 )
 def test_invalid_schedule_is_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScheduleConfig(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "sgd"}, "optimiser.name is 'sgd', needs one of adamw, adamw_8bit, scaled_adam"),
+        ({"betas": (0.9,)}, r"optimiser.betas is \(0.9,\), needs a list of 2 values"),
+        ({"betas": 0.9}, "optimiser.betas is 0.9, needs a list of 2 values"),
+        ({"betas": ("a", "b")}, "needs a number"),
+        ({"learning_rate": "1e-3"}, "optimiser.learning_rate is '1e-3', needs a number"),
+    ],
+)
+def test_invalid_optimiser_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OptimiserConfig(**changes)
 
 
 def test_weight_decay_applies_to_matrices_only() -> None:

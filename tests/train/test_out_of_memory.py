@@ -20,8 +20,8 @@ from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.memory import out_of_memory_in
 from pruned_rnnt.train.optim.conditional import AdamW
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import tiny_experiment, tiny_overrides
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from tests.tiny_corpus import speech_trainer, tiny_experiment, tiny_overrides
 from tests.train.failures import FailInBackward, check_training_stops, run_out_of_memory
 
 

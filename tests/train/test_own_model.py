@@ -291,3 +291,45 @@ def test_scores_that_are_not_numbers_end_training_and_are_null(
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["score"] for line in written] == [0.5, None, None]
     assert all(math.isnan(line["score"]) for line in read_metrics(tmp_path)[1:])
+
+
+class Averaging(nn.Module):
+    """Has a running mean of its inputs, and counts them."""
+
+    ema: Tensor
+    seen: Tensor
+
+    def __init__(self, of_each: float = 1.0) -> None:
+        super().__init__()
+        self.of_each = of_each
+        self.register_buffer("ema", torch.zeros(4))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.ema.lerp_(x.mean(0).detach(), 0.1)
+        self.seen += self.of_each * len(x)
+        return x
+
+
+def test_skipped_steps_leave_other_averages(tmp_path: Path) -> None:
+    some = batches()
+    spoilt = [*some[:2], torch.full((8, 4), math.nan), *some[2:]]
+    states = []
+    for name, given in (("good", some), ("bad", spoilt)):
+        model = Net(Averaging())
+        run = trainer(tmp_path / name, len(given), model=model, batches=given)
+        assert run.run() == "finished"
+        states.append(model.state_dict())
+    assert states[1]["norm.seen"] == 32
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_buffers_may_count_beyond_a_million(tmp_path: Path) -> None:
+    model = Net(Averaging(of_each=1e5))
+    assert trainer(tmp_path, model=model).run() == "finished"
+    assert model.state_dict()["norm.seen"] == 4.8e6
+    assert trainer(tmp_path, 7, model=model, allow_changes=True).run() == "finished"
+    with torch.no_grad():
+        model.encoder.weight[0, 0] = 2e6
+    with pytest.raises(ValueError, match=r"encoder.weight has values up to 2.0e\+06"):
+        trainer(tmp_path / "other", model=model)

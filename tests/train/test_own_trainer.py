@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.train import (
@@ -27,6 +30,7 @@ from pruned_rnnt.train import (
     own_task,
 )
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
+from pruned_rnnt.train.engine.distributed import process_group
 from tests.train.run_files import checkpoint_of
 
 CONSTANT = ScheduleConfig(kind="constant", warm_up_steps=0)
@@ -362,6 +366,96 @@ def test_what_a_step_is_called_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert saved == [7, 14]
 
 
+def test_the_folder_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = TrainConfig(folder="~/run", init="~/source")
+    assert (config.folder, config.init) == (f"{tmp_path}/run", f"{tmp_path}/source")
+    assert TrainConfig().init == ""
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_samplers_get_the_epoch(tmp_path: Path, grouped: bool) -> None:
+    sampler = DistributedSampler(range(6), num_replicas=1, rank=0, shuffle=True)
+    groups = BatchSampler(sampler, 2, drop_last=False)
+    how: dict[str, Any] = {"batch_sampler": groups} if grouped else {"sampler": sampler}
+    seen: list[float] = []
+
+    def watches(model: Net, batch: list[Tensor], step: int) -> Tensor:
+        seen.extend(batch[0][:, 0].tolist())
+        return loss(model, batch, step)
+
+    x = torch.arange(6.0)[:, None].expand(6, 3)
+    data = TensorDataset(x, x[:, :1])
+    steps = 9 if grouped else 18
+    trainer(tmp_path, steps, batches=DataLoader(data, **how), loss=watches).run()
+    epochs = [tuple(seen[start : start + 6]) for start in (0, 6, 12)]
+    assert len(set(epochs)) == 3
+    assert all(sorted(epoch) == [0, 1, 2, 3, 4, 5] for epoch in epochs)
+
+
+class Ending(Dataset[Tensor]):
+    """Ends its worker while the training waits for it, after a signal to the training."""
+
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> list[Tensor]:  # type: ignore[override]
+        if index == 4:
+            time.sleep(0.2)
+            if self.number is not None:
+                os.kill(os.getppid(), self.number)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [torch.ones(3), torch.ones(1)]
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_nothing_is_lost_with_a_worker(tmp_path: Path, number: int | None) -> None:
+    batches = DataLoader(
+        Ending(number), num_workers=1, prefetch_factor=1, multiprocessing_context="fork"
+    )
+    run = trainer(tmp_path, batches=batches, settings={"save_every": 99})
+    if number is None:
+        with pytest.raises(RuntimeError, match="training stopped after step 4: DataLoader worker"):
+            run.run()
+    else:
+        assert run.run() == "preempted"
+    assert load_checkpoint(run.checkpoints.paths()[-1])["counters"]["step"] == run.step == 4
+
+
+def test_seeds_may_be_times_in_nanoseconds(tmp_path: Path) -> None:
+    assert trainer(tmp_path, 1, settings={"seed": 1_795_000_000_123_456_789}).run() == "finished"
+
+
+def test_an_optimiser_with_its_parameters_in_another_order_is_refused(tmp_path: Path) -> None:
+    for order in (1, -1):
+        model = new_net()
+        optimiser = torch.optim.AdamW(list(model.parameters())[::order], lr=0.01)
+        options = {"model": model, "optimiser": optimiser, "allow_changes": True}
+        if order == 1:
+            trainer(tmp_path, 2, **options).run()
+        else:
+            message = r"AdamW.*another order, layers.0.weight in the place of layers.3.bias"
+            with pytest.raises(ConfigError, match=message):
+                trainer(tmp_path, 4, **options)
+
+
+def test_an_epoch_that_ends_with_a_validation_has_one(tmp_path: Path) -> None:
+    """Also in a continued run; and its checkpoint keeps the score."""
+    options: dict[str, Any] = {"validate": lambda model: 1.0, "allow_changes": True}
+    for steps in (7, 14):
+        run = trainer(tmp_path / "ends", steps, **options)
+        run.run()
+    lines = (tmp_path / "ends/metrics.jsonl").read_text().splitlines()
+    assert [line["step"] for line in map(json.loads, lines) if line["group"] == "valid"] == [7, 14]
+    settings = {"validate_every": 7, "save_every": 0}
+    run = trainer(tmp_path / "inside", 15, settings=settings, **options)
+    run.run()
+    assert [load_checkpoint(path)["score"] for path in run.checkpoints.paths()] == [1.0] * 3
+
+
 def test_the_folder_may_be_a_path(tmp_path: Path) -> None:
     assert trainer(tmp_path, settings={"folder": tmp_path}).run() == "finished"
     assert trainer(tmp_path, settings={"folder": tmp_path}).step == 7
@@ -528,6 +622,11 @@ def optimised(kind: Any, **settings: Any) -> dict[str, Any]:
         ({"settings": {"folder": None}}, "train.folder is None, needs the path of a folder"),
         ({"settings": {"fused_kernels": "on"}}, "train.fused_kernels is 'on', needs one of auto, "),
         ({"settings": {"precision": "int8"}}, "train.precision is 'int8', needs one of float32, "),
+        ({"settings": {"validate_every": None}}, "train.validate_every is None, needs a whole num"),
+        ({"settings": {"steps": "6"}}, "train.steps is '6', needs a whole number"),
+        ({"settings": {"keep_last": 2.0}}, "train.keep_last is 2.0, needs a whole number"),
+        ({"settings": {"keep_last": np.int64(2)}}, "settings: 'train.keep_last'"),
+        ({"settings": {"loggers": "wandb"}}, "train.loggers is 'wandb', needs a list"),
         ({"clip_norm": 1.0}, "clip_norm is 1.0, which is for an optimiser of your own"),
         ({"settings": {"device": "cpu"}}, "settings.device is 'cpu', which is for the commands"),
         ({"settings": {"init": "a.pt"}}, "settings.init is 'a.pt'"),
@@ -573,6 +672,7 @@ def sized(frames: Any) -> Callable[[Any], BatchSize]:
         ({"loss": lambda *all: 1.0}, "loss returned an object of type float, needs a tensor"),
         ({"loss": lambda *all: {"a": loss(*all)}}, r"loss returned keys \['a'\]"),
         ({"loss": lambda *all: {"total": loss(*all), "a": 1}}, "type int for 'a'"),
+        ({"loss": lambda *all: {"total": loss(*all), 0: loss(*all)}}, "the key 0, needs texts"),
         ({"size": len}, "size returned an object of type int, needs a BatchSize"),
         ({"size": lambda batch: BatchSize(utterances=3, frames=0)}, "at least one utterance and"),
         ({"size": sized(float("nan"))}, "size returned frames=nan, needs a whole number"),
@@ -626,3 +726,21 @@ def test_the_page_trains_and_continues(tmp_path: Path, monkeypatch: pytest.Monke
     again = names["main"]()
     one, other = first.model.state_dict(), again.model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_warm_up_that_never_ends_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer(tmp_path / "short", 2, schedule=ScheduleConfig(warm_up_steps=2)).run()
+    assert "schedule.warm_up_steps is 2 and train.steps 2, so that the learning" in caplog.text
+    caplog.clear()
+    trainer(tmp_path / "long", 3, schedule=ScheduleConfig(warm_up_steps=2)).run()
+    assert "warm_up_steps" not in caplog.text
+
+
+def test_a_launcher_that_sets_no_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    message = "WORLD_SIZE is 2, and RANK is not set: start with torchrun"
+    with pytest.raises(ValueError, match=message), process_group():
+        pass

@@ -11,8 +11,7 @@ from torch import nn
 from pruned_rnnt.cli import main
 from pruned_rnnt.train.engine.average import ParameterMean, mean_between
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import tiny_experiment, tiny_overrides
+from tests.tiny_corpus import speech_trainer, tiny_experiment, tiny_overrides
 from tests.train.run_files import checkpoint_of
 
 SETTINGS = [
@@ -177,3 +176,13 @@ def test_means_are_those_of_the_added_parameters() -> None:
 def _copy(mean: ParameterMean) -> dict[str, object]:
     state = mean.state_dict()
     return {**state, "parameters": {n: v.clone() for n, v in state["parameters"].items()}}
+
+
+def test_a_mean_of_float64_is_apart_from_the_parameters() -> None:
+    model = nn.Linear(1, 1, bias=False).double()
+    mean = ParameterMean(model)
+    for value in (1.0, 4.0):
+        nn.init.constant_(model.weight, value)
+        mean.add()
+        assert model.weight.item() == value
+    assert _copy(mean)["parameters"]["weight"].item() == 2.5  # type: ignore[index]

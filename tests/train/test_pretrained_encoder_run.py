@@ -18,9 +18,9 @@ from pruned_rnnt.licences.chain import read_chain
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder, load_checkpoint
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.run import load_model, run_config
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
 from tests.data.spoken_corpus import make_corpus, noise
 from tests.model.tiny_pretrained import saved_model
+from tests.tiny_corpus import speech_trainer
 from tests.train.run_files import losses_of
 
 pytestmark = [

@@ -17,7 +17,8 @@ def advance(model: nn.Module, optimiser: ScaledAdam, steps: range) -> list[torch
     for step in steps:
         generator = torch.Generator().manual_seed(step)
         for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
+            gradient = torch.randn(parameter.shape, generator=generator)
+            parameter.grad = gradient.to(parameter.dtype)
             if step % 7 == 0:  # clipped, after the first ten steps
                 parameter.grad *= 50.0
         optimiser.step()
@@ -114,3 +115,49 @@ def test_no_size_grows_beyond_its_limit() -> None:
 
     assert size_after(1e9) > 2.5
     assert 1.4 < size_after(1.5) < 1.7
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_parameters_of_other_types_continue_exactly(dtype: torch.dtype) -> None:
+    """Sizes and their gradients are float32 then, too."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).to(dtype)
+    optimiser = ScaledAdam(model.parameters(), lr=0.02)
+    advance(model, optimiser, range(6))
+    saved = copy.deepcopy((model.state_dict(), optimiser.state_dict()))
+    expected = advance(model, optimiser, range(6, 14))
+    model.load_state_dict(saved[0])
+    again = ScaledAdam(model.parameters(), lr=0.02)
+    again.load_state_dict(saved[1])
+    assert all(map(torch.equal, advance(model, again, range(6, 14)), expected))
+
+
+def test_parameters_without_elements_change_nothing() -> None:
+    """Clipping begins after ten steps, by a norm of all parameters."""
+    results = []
+    for others in ([], [nn.Parameter(torch.zeros(0, 4))]):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        optimiser = ScaledAdam([*model.parameters(), *others])
+        optimiser.load_state_dict(copy.deepcopy(optimiser.state_dict()))
+        results.append(advance(model, optimiser, range(15)))
+    assert all(map(torch.equal, *results))
+
+
+def test_what_is_frozen_in_training_stays() -> None:
+    """Also its moments, which continue when it is trained again."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimiser = ScaledAdam(model.parameters(), lr=0.02)
+    advance(model, optimiser, range(1, 15))
+    model[0].requires_grad_(False)
+    first, last = model[0].weight, model[1].weight
+    before = [first.clone(), optimiser.state[first]["change"].clone(), last.clone()]
+    for _ in range(5):
+        optimiser.zero_grad()
+        last.grad = torch.ones_like(last)
+        optimiser.step()
+    assert torch.equal(first, before[0])
+    assert torch.equal(optimiser.state[first]["change"], before[1])
+    assert not torch.equal(last, before[2])
+    model[0].requires_grad_(True)
+    advance(model, optimiser, range(15, 16))
+    assert not torch.equal(first, before[0])

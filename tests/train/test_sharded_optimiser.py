@@ -18,8 +18,8 @@ from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, ParameterGroup, build_optimiser
 from pruned_rnnt.train.optim.owners import owners_of
 from pruned_rnnt.train.optim.sharded import ShardedOptimiser, build_sharded_optimiser
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.train.processes import run_ranks
 from tests.train.run_files import killed_at, losses_of
 

@@ -18,8 +18,7 @@ from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.speech_task import speech_trainer
-from tests.tiny_corpus import tiny_experiment, tiny_overrides
+from tests.tiny_corpus import speech_trainer, tiny_experiment, tiny_overrides
 from tests.train.processes import run_ranks
 from tests.train.run_files import losses_of
 

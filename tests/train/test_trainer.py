@@ -18,8 +18,8 @@ from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import progress_bar, read_metrics
 from pruned_rnnt.train.engine.report import progress_line, step_line
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.train.run_files import checkpoint_of, killed_at, losses_of
 
 

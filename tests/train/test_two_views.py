@@ -12,8 +12,8 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.dry_run import DryRun
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
-from tests.tiny_corpus import tiny_experiment
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
+from tests.tiny_corpus import speech_trainer, tiny_experiment
 from tests.train.processes import run_ranks
 
 VIEWS = [

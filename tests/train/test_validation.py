@@ -19,14 +19,14 @@ from pruned_rnnt.model.speech_model import ModelLosses, TransducerModel
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, read_metrics
 from pruned_rnnt.train.experiment import ExperimentConfig
-from pruned_rnnt.train.tasks.speech_task import SpeechTask, speech_trainer
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
 from pruned_rnnt.train.tasks.validate import (
     ValidationReport,
     band_masses,
     least_frames,
     validate,
 )
-from tests.tiny_corpus import make_corpus, tiny_experiment
+from tests.tiny_corpus import make_corpus, speech_trainer, tiny_experiment
 from tests.train.failures import run_out_of_memory
 from tests.train.kill_loop import results
 from tests.train.processes import run_ranks

@@ -185,7 +185,8 @@ class ParameterMean:
         self._owners = Owners(list(named.values()), ranks.rank, ranks.world_size)
         self._names = list(named)
         self._live = {n: value.detach() for n, value in named.items() if self._owners.is_own(value)}
-        self._mean = {name: value.double() for name, value in self._live.items()}
+        # A copy also of float64 parameters.
+        self._mean = {n: value.to(torch.float64, copy=True) for n, value in self._live.items()}
         self.since = since
         self.count = 0
 
@@ -194,8 +195,7 @@ class ParameterMean:
         """Add the model's current parameters, with the weight of all earlier ones each."""
         self.count += 1
         for name, value in self._live.items():
-            mean = self._mean[name]
-            mean.add_(value.double().sub_(mean), alpha=1 / self.count)
+            self._mean[name].lerp_(value.double(), 1 / self.count)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Values for a checkpoint, in the first process; the others get None."""

@@ -69,7 +69,8 @@ def load_checkpoint(path: Path | None) -> dict[str, Any]:
 
     Raises:
         CheckpointError: missing, truncated, damaged or foreign file, one of a newer version, or one
-            whose parameters are NaN, infinite or huge; or None, as from `CheckpointFolder.best`.
+            whose parameters or buffers are NaN, infinite or huge; or None, as from
+            `CheckpointFolder.best`.
     """
     if path is None:
         raise CheckpointError("there is no best checkpoint: no validation has given a score yet")
@@ -92,8 +93,10 @@ def load_checkpoint(path: Path | None) -> dict[str, Any]:
             raise CheckpointError(f"{path} is damaged: 'counters' has no step")
     except UnusableFileError as error:
         raise CheckpointError(str(error)) from error
+    names = values.get("buffer_names")  # absent in checkpoints of version 0.2
+    buffers = names if isinstance(names, list) else ()
     for state in (values["model"], values["average"]):
-        if state is not None and (broken := describe_broken(state)):
+        if state is not None and (broken := describe_broken(state, buffers)):
             raise CheckpointError(
                 f"{path} cannot be used, as training had diverged: {broken}. Use an earlier one"
             )

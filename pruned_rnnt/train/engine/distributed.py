@@ -61,12 +61,17 @@ def process_group() -> Iterator[Ranks]:
 
     Raises:
         ValueError: there are more processes than GPUs on this machine, and PRUNED_RNNT_SHARE_GPUS
-            is not 1.
+            is not 1; or WORLD_SIZE is set without RANK.
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
         yield Ranks()
         return
+    if "RANK" not in os.environ:
+        raise ValueError(
+            f"WORLD_SIZE is {world_size}, and RANK is not set: start with torchrun, or unset "
+            "WORLD_SIZE to train in one process"
+        )
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     backend = "gloo"
     if torch.cuda.is_available():

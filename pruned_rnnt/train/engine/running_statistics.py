@@ -1,4 +1,4 @@
-"""Running statistics of batch normalisations, which skipped steps leave as they were."""
+"""Running statistics, such as those of batch normalisations, which skipped steps leave as is."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pruned_rnnt.model.captured_gradients import new_flat, views_of
 
 
 class RunningStatistics:
-    """The buffers of a model's batch normalisations, whose passes change or replace them.
+    """The saved buffers of a model that passes may change or replace.
 
-    A skipped step must leave them as they were, as NaN would never leave a running mean.
+    A skipped step must leave them as they were, as NaN would never leave a running mean. They are
+    the floating-point ones, and the counters of batch normalisations.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [
             module
             for module in model.modules()
-            if isinstance(getattr(module, "running_mean", None), Tensor)
+            if any(_is_kept(module, *each) for each in module.named_buffers(recurse=False))
         ]
         # Of each dtype: module, name and buffer, and their values as one vector.
         self._kept: list[tuple[list[tuple[nn.Module, str, Tensor]], Tensor]] = []
@@ -29,7 +30,8 @@ class RunningStatistics:
         of_dtype: dict[torch.dtype, list[tuple[nn.Module, str, Tensor]]] = {}
         for module in self._modules:
             for name, buffer in module.named_buffers(recurse=False):
-                of_dtype.setdefault(buffer.dtype, []).append((module, name, buffer))
+                if _is_kept(module, name, buffer):
+                    of_dtype.setdefault(buffer.dtype, []).append((module, name, buffer))
         self._kept = []
         for places in of_dtype.values():
             buffers = [buffer for _, _, buffer in places]
@@ -59,3 +61,9 @@ class RunningStatistics:
             ):
                 if now is statistic:
                     setattr(module, name, buffer)
+
+
+def _is_kept(module: nn.Module, name: str, buffer: Tensor) -> bool:
+    is_saved = name not in module._non_persistent_buffers_set
+    has_mean = isinstance(getattr(module, "running_mean", None), Tensor)
+    return is_saved and (buffer.is_floating_point() or has_mean)

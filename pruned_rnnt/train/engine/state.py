@@ -25,7 +25,7 @@ from pruned_rnnt.train.engine.random_state import capture_random_state, restore_
 from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
 from pruned_rnnt.train.engine.train_config import TrainConfig, pick_device
 from pruned_rnnt.train.optim.optimiser import load_optimiser_state
-from pruned_rnnt.train.optim.sharded import whole_state
+from pruned_rnnt.train.optim.sharded import ShardedOptimiser, whole_state
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Counters:
     consecutive_bad_steps, bad_steps: skipped steps since the last good one, and in total.
     validation_due: the validation of this step is not finished; true in a checkpoint that is
         written before it.
+    validated_step: that of the newest validation; -1 before the first.
     best_score: lowest score of a validation; infinite before the first.
     validations_since_best: validations with a score after that one.
     """
@@ -79,6 +80,7 @@ class Counters:
     consecutive_bad_steps: int = 0
     bad_steps: int = 0
     validation_due: bool = False
+    validated_step: int = -1
     best_score: float = math.inf
     validations_since_best: int = 0
 
@@ -139,9 +141,11 @@ class TrainingState:
         # data has drawn from the current generators.
         random_states = self.ranks.gather(self._random or capture_random_state(self._device))
         # Each process updates its buffers by its own batches.
-        buffers = self.ranks.gather(
-            {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
-        )
+        buffers = []
+        if self.ranks.world_size > 1:
+            buffers = self.ranks.gather(
+                {name: buffer.cpu() for name, buffer in self.task.model.named_buffers()}
+            )
         tasks = self.ranks.gather(self.task.state_dict())
         samplers = self.ranks.gather(self.loader.state_dict(self.counters.batch))
         # What several processes keep is gathered in the first one.
@@ -160,11 +164,13 @@ class TrainingState:
                 "average_updates": self.average.updates if self.average is not None else 0,
                 "mean": mean,
                 "optimiser": optimiser,
+                "optimiser_parameters": self._optimised_names(),
                 "scaler": self.scaler.state_dict(),
                 "sampler": samplers[0],
                 "samplers": samplers if self.ranks.world_size > 1 else [],
                 "random": random_states,
-                "buffers": buffers if self.ranks.world_size > 1 else [],
+                "buffers": buffers,
+                "buffer_names": self._buffer_names(),
                 "task": tasks,
                 "counters": self.counters.state_dict(),
                 "score": score,
@@ -181,12 +187,12 @@ class TrainingState:
         """Check the parameters and, with `buffers`, the buffers; all processes must call.
 
         Raises:
-            TrainingStopped: a parameter or buffer is NaN, infinite or huge.
+            TrainingStopped: a parameter is NaN, infinite or huge, or a buffer NaN or infinite.
         """
-        state = dict(self.task.model.state_dict())
-        names = [name for name, _ in self.task.model.named_buffers() if name in state]
-        others = {name: state.pop(name) for name in names}
-        broken = describe_broken(state) or (describe_broken(others, "buffer") if buffers else "")
+        state, names = self.task.model.state_dict(), self._buffer_names()
+        if not buffers:
+            state = {name: value for name, value in state.items() if name not in names}
+        broken = describe_broken(state, names)
         found = next((text for text in self.ranks.gather(broken) if text), "")
         if not found:
             return
@@ -245,7 +251,7 @@ class TrainingState:
         for line in changed if self.ranks.is_first else ():
             logger.warning("configuration changed: %s", line)
         self._load_model(values, changed)
-        self._load_optimiser(values["optimiser"])
+        self._load_optimiser(values["optimiser"], values.get("optimiser_parameters", []))
         if values["scaler"]:  # empty unless the checkpoint was trained in float16
             self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters.from_state_dict(values["counters"])
@@ -286,6 +292,7 @@ class TrainingState:
                 "; ".join(changed),
             )
         self.counters.best_score, self.counters.validations_since_best = math.inf, 0
+        self.counters.validated_step = -1
         self._drops_scores = True
 
     def _restore_mean(self, saved: dict[str, Any] | None) -> None:
@@ -318,12 +325,30 @@ class TrainingState:
                 f"continue: choose another train.folder ({reason})"
             ) from error
 
-    def _load_optimiser(self, values: dict[str, Any]) -> None:
+    def _buffer_names(self) -> list[str]:
+        return [name for name, _ in self.task.model.named_buffers()]
+
+    def _optimised_names(self) -> list[str]:
+        """The optimiser's parameters in its order; none if it is divided among processes."""
+        if isinstance(self.optimiser, ShardedOptimiser):
+            return []
+        names = {id(p): name for name, p in self.task.model.named_parameters()}
+        return [names[id(p)] for group in self.optimiser.param_groups for p in group["params"]]
+
+    def _load_optimiser(self, values: dict[str, Any], saved: Sequence[str]) -> None:
         """Load the optimiser's state; ConfigError if it is that of another optimiser.
 
         The settings are those of this configuration, which may have changed.
+
+        Args:
+            saved: names of its parameters; empty if unknown, as in checkpoints of version 0.2.
         """
         try:
+            for before, now in zip(saved, self._optimised_names(), strict=False):
+                if before != now:
+                    raise ValueError(
+                        f"its parameters were in another order, {before} in the place of {now}"
+                    )
             load_optimiser_state(self.optimiser, values)
         except ValueError as error:
             raise ConfigError(

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pruned_rnnt.config.checks import check_at_least, check_choices, check_fractions
+from pruned_rnnt.config.checks import check_at_least, check_fractions, check_types
 from pruned_rnnt.train.engine.loggers import LOGGERS
 
 if TYPE_CHECKING:
@@ -98,7 +98,11 @@ class TrainConfig:
             raise ValueError(f"train.folder is {self.folder!r}, needs the path of a folder")
         # Checkpoints hold the settings, and only plain values.
         object.__setattr__(self, "folder", os.fspath(self.folder))
-        check_choices("train", self)
+        check_types("train", self)
+        for name in ("folder", "init"):
+            # A shell leaves the ~ of train.folder=~/x.
+            value = os.path.expanduser(getattr(self, name))  # noqa: PTH111 - "" is no path
+            object.__setattr__(self, name, value)
         positive = ("steps", "accumulate", "log_every", "keep_last", "max_bad_steps")
         check_at_least("train", self, **dict.fromkeys(positive, 1))
         others = (

@@ -164,6 +164,8 @@ class Trainer:
                 if self.ranks.world_size == 1:
                     self._record()
                     self.state.save(self.checkpoints, score=None)
+                    if self.stop_signals.received is not None:  # it may have reached the worker
+                        return self._preempted()
                 reason = self.groups.reason(error)
                 raise stopped_without_worker(self.state.counters.step, reason) from error
 
@@ -289,6 +291,9 @@ class Trainer:
         self.state.save(self.checkpoints, score=None)
         if self.groups.lost_worker:
             raise stopped_without_worker(self.state.counters.step, self.groups.lost_worker)
+        return self._preempted()
+
+    def _preempted(self) -> Outcome:
         if self.ranks.is_first:
             logger.warning("stopped %s after step %d", self.stop_signals, self.state.counters.step)
         return "preempted"
@@ -340,6 +345,8 @@ class Trainer:
         counters.epoch += 1
         counters.batch = 0
         self.state.loader.set_epoch(counters.epoch)
+        if counters.validated_step == counters.step:
+            return  # its checkpoint, with the score, continues at the end of the epoch
         if self.config.train.validate_every == 0:
             self._save_and_validate()
         elif self.config.train.save_every == 0:
@@ -360,6 +367,7 @@ class Trainer:
             log = self.log if self.ranks.is_first else None
             score = self.task.validate(self.state.counters.step, log)
         self.state.counters.validation_due = False
+        self.state.counters.validated_step = self.state.counters.step
         if score is not None and not math.isfinite(score):
             if self.ranks.is_first:
                 logger.warning(
@@ -426,3 +434,10 @@ class Trainer:
             logger.info("keeps %s", self.memory())
         for note in self.task.notes():
             logger.info(note)
+        if (warm_up := self.config.schedule.warm_up_steps) >= self.config.train.steps:
+            logger.warning(
+                "schedule.warm_up_steps is %d and train.steps %d, so that the learning rate never "
+                "reaches optimiser.learning_rate: lower schedule.warm_up_steps",
+                warm_up,
+                self.config.train.steps,
+            )

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from pruned_rnnt.config.checks import Removed, check_at_least
+from pruned_rnnt.config.checks import Removed, check_at_least, check_types
 from pruned_rnnt.model.lora import is_adapter
 from pruned_rnnt.system.optional_packages import require
 from pruned_rnnt.train.optim.conditional import AdamW, FusedAdamW, leave_dynamo_unloaded
@@ -62,6 +62,7 @@ class OptimiserConfig:
     clip_scale: float = 2.0
 
     def __post_init__(self) -> None:
+        check_types("optimiser", self)
         for name in ("learning_rate", "eps"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"optimiser.{name} is {getattr(self, name)}, needs > 0")

@@ -47,6 +47,8 @@ from pruned_rnnt.train.optim.scaled_adam_passes import (
 _BUCKET_ELEMENTS = 2**24
 # Steps from one change of the sizes to the next.
 _SIZE_PERIOD = 4
+# What the state of a parameter has in float32, whatever the dtype of the parameter.
+_IN_FLOAT32 = ("rms", "size_square", "size_gradients")
 # Largest growth of a parameter by one change of its size, as a fraction of the parameter.
 _MAX_GROWTH = 0.1
 # From this value on, Adam's bias correction is left out.
@@ -59,8 +61,8 @@ _EARLY_STEPS = (10, 20, 40)
 class ScaledAdam(torch.optim.Optimizer):
     """A `ConditionalOptimiser`; its formulas are in the docstring of the module.
 
-    A parameter without a gradient is updated as with a gradient of zero. No call waits for the
-    device.
+    A parameter without a gradient is updated as with a gradient of zero; one that requires none
+    stays as it is. No call waits for the device.
 
     Args:
         params: parameters or groups of them; each group is on one device and clipped by itself.
@@ -122,6 +124,19 @@ class ScaledAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         self._groups = self._new_groups()
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """See torch's; it rounds all values to the dtypes of the parameters."""
+        super().load_state_dict(state_dict)
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        if all(p.dtype == torch.float32 for p in parameters):
+            return
+        saved = [key for group in state_dict["param_groups"] for key in group["params"]]
+        for key, parameter in zip(saved, parameters, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if name in _IN_FLOAT32:
+                    self.state[parameter][name] = value.to(parameter.device, torch.float32)
+        self._groups = self._new_groups()
+
     @torch.no_grad()
     def step_if(self, applies: Tensor) -> None:
         """Update if the flag on the device is true; see `ConditionalOptimiser`."""
@@ -141,8 +156,19 @@ class ScaledAdam(torch.optim.Optimizer):
         return loss
 
     def _update(self, condition: Condition) -> None:
+        # Momentum would go on moving what was frozen in training. Its size is measured anew all the
+        # same, as it is that of its present value.
+        frozen = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
+        kept = [
+            value
+            for p in frozen
+            for value in (p, *(v for name, v in self.state.get(p, {}).items() if name != "rms"))
+        ]
+        before = [value.clone() for value in kept]
         for group in self._groups:
             group.update(condition, self.sum_over_processes)
+        if kept:
+            torch._foreach_copy_(kept, before)
 
     def take_back(self) -> None:
         """Subtract the last update, which did not apply, from the count of updates."""
@@ -325,9 +351,12 @@ def _median(norms: Tensor) -> Tensor:
 
 
 def _buckets(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Lists of parameters of one device and dtype, each at most about a vector long."""
+    """Lists of parameters of one device and dtype, each at most about a vector long.
+
+    Without those that have no elements, whose root mean square is not a number.
+    """
     buckets: dict[tuple[torch.device, torch.dtype], list[list[Tensor]]] = {}
-    for parameter in parameters:
+    for parameter in filter(torch.numel, parameters):
         several = buckets.setdefault((parameter.device, parameter.dtype), [[]])
         if sum(p.numel() for p in several[-1]) > _BUCKET_ELEMENTS:
             several.append([])

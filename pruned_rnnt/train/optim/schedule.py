@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from pruned_rnnt.config.checks import check_at_least
+from pruned_rnnt.config.checks import check_at_least, check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class ScheduleConfig:
     eden_warm_up_start: float = 0.1
 
     def __post_init__(self) -> None:
+        check_types("schedule", self)
         if not 0 < self.final_scale <= 1:
             raise ValueError(f"schedule.final_scale is {self.final_scale}, needs 0 < x <= 1")
         check_at_least("schedule", self, warm_up_steps=0)

@@ -75,7 +75,8 @@ def run_dry_run(
         make_task: builds the task of the training.
 
     Raises:
-        ValueError: a search on a CPU without a limit, or several processes of torchrun.
+        ValueError: a search on a CPU without a limit, no batches to search, or several processes of
+            torchrun.
     """
     from pruned_rnnt.train.engine.train_config import pick_device
     from pruned_rnnt.train.tasks.dry_run import DryRun
@@ -85,6 +86,8 @@ def run_dry_run(
             "--dry-run, --find-max-duration and --estimate try the batches of a single process: "
             "start them without torchrun"
         )
+    if options.scan_batches < 1:
+        raise ValueError(f"--scan-batches is {options.scan_batches}, needs at least 1")
     on_cpu = pick_device(config.train).type == "cpu"
     if options.find_max_duration and on_cpu and options.memory_limit is None:
         raise ValueError(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
@@ -34,14 +33,9 @@ from pruned_rnnt.train.engine.report import BatchSize, Utterance
 from pruned_rnnt.train.engine.run_files import check_tokens, save_p99_duration, save_tokens
 from pruned_rnnt.train.engine.task import TaskDefaults
 from pruned_rnnt.train.engine.train_config import TrainConfig
-from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.optim.optimiser import ParameterGroup, grouped_by_rate
-from pruned_rnnt.train.pretrained_encoder import (
-    pretrained_origins,
-    start_from_pretrained,
-    whole_config,
-)
+from pruned_rnnt.train.pretrained_encoder import pretrained_origins, start_from_pretrained
 from pruned_rnnt.train.run_chain import origins_of_data
 from pruned_rnnt.train.tasks.delay_control import DelayControl, check_word_times
 from pruned_rnnt.train.tasks.mwer import MinimumWordError
@@ -310,15 +304,3 @@ class SpeechTask(TaskDefaults):
         save_tokens(self.data.tokenizer, folder)
         add_origins(folder, self.origins())
         save_p99_duration(folder, self.data.p99_duration)
-
-
-def speech_trainer(
-    config: ExperimentConfig,
-    ranks: Ranks | None = None,
-    console: Console | None = None,
-    *,
-    allow_changes: bool = False,
-) -> Trainer:
-    """The trainer of a recogniser; arguments and errors are those of `Trainer`."""
-    config = whole_config(config)
-    return Trainer(config, ranks, console, allow_changes=allow_changes, make_task=SpeechTask)
