@@ -35,8 +35,8 @@ MOST_FRAMES = 150_000
 # More streams keep a GPU busy without a graph, and their states would need more memory twice.
 _MOST_ROWS = 256
 # The least recently used graph is dropped first. Utterances of up to 30 s have 60 to 90 shapes, but
-# with 96 graphs the transcription of 500 files was no faster (medium Zipformer, H200). The memory of
-# 24 was 1.6 to 3.8 GiB: least if the largest shape was captured first.
+# with 96 graphs the transcription of 500 files was no faster (medium Zipformer, H200). Of 24, the
+# memory was 1.6 to 3.8 GiB: least if the largest shape was captured first.
 _MOST_GRAPHS = 24
 # Counted shapes; those of other batches are forgotten.
 _MOST_COUNTS = 10_000
