@@ -153,17 +153,17 @@ def _widened(s_range: int, boundary: Tensor) -> int:
     needed = max(int(most), 2)
     if s_range >= needed:
         return s_range
-    if (s_range, needed) not in _WARNED:
-        _WARNED.add((s_range, needed))
+    if needed > _WARNED.get(s_range, 0):
+        _WARNED[s_range] = needed
         warnings.warn(
             f"s_range={s_range} cannot reach the last symbol of utterance {int(n)}, which has "
             f"{int(symbols[n])} symbols in {int(frames[n])} frames: the whole batch uses s_range="
-            f"{needed}, and the joiner's logits are as much larger; leave such utterances out of "
+            f"{needed}, and the joiner's logits grow in proportion; leave such utterances out of "
             "the batch, or pass a larger s_range",
             stacklevel=4,
         )
     return needed
 
 
-# The pairs of the s_range that was passed and the one used that have had a warning.
-_WARNED: set[tuple[int, int]] = set()
+# The largest that was used in place of each s_range.
+_WARNED: dict[int, int] = {}

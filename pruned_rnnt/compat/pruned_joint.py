@@ -114,7 +114,7 @@ class PrunedJointLoss(PrunedTransducerLoss):
 
     def get_extra_state(self) -> Tensor:
         # A tensor, because safetensors files hold nothing else.
-        return self._calls
+        return self._calls.clone()
 
     def set_extra_state(self, state: Tensor) -> None:
         self.calls = int(state)

@@ -301,7 +301,9 @@ def use(
     """
     check_flag("fused", fused)
     model = getattr(model, "_orig_mod", model)  # What torch.compile returns wraps it.
-    if not isinstance(getattr(type(model), "loss_function", None), property):
+    # Wrappers have those of the model in `__getattr__` alone.
+    own = getattr(model, "__dict__", {})
+    if not (hasattr(type(model), "loss_function") or "loss_function" in own):
         raise TypeError(
             f"model is a {type(model).__name__}; it must be the model of transformers itself: "
             "model.module of DataParallel and DistributedDataParallel, model.get_base_model() of "

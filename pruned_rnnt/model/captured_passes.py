@@ -122,15 +122,16 @@ def captured(
 
     Args:
         pool: of memory that graphs share; None: this graph has its own.
-        stream: on which all graphs of the pool are captured, because memory that one stream has
-            freed is not used on another.
+        stream: the one on which all graphs of the pool are captured, because torch does not reuse
+            on one stream what was freed on another. None: a new one.
     """
     graph = torch.cuda.CUDAGraph()
     stream = stream or torch.cuda.Stream(device)
-    # The first call compiles kernels and loads libraries, which cannot be captured.
-    run()
-    with capturing(graph, pool or torch.cuda.graph_pool_handle(), stream):
-        outputs = run()
+    with torch.cuda.device(device):  # of the model, which need not be the current one
+        # The first call compiles kernels and loads libraries, which cannot be captured.
+        run()
+        with capturing(graph, pool or torch.cuda.graph_pool_handle(), stream):
+            outputs = run()
     return graph, outputs
 
 

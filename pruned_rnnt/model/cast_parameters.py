@@ -43,8 +43,8 @@ class CastParameters:
         """In this context the modules have parameters in the dtype that autocast uses for x.
 
         Gradients reach the original parameters. Without autocast, on a CPU and under a compiler,
-        the context does nothing. Other threads wait for its end. A parameter that was replaced by
-        a parametrization is left to autocast.
+        the context does nothing. Other threads wait for its end, whatever their layer. A parameter
+        that was replaced by a parametrization is left to autocast.
         """
         return self._replace(x) if should_avoid_cudnn_replanning(x) else nullcontext()
 

@@ -62,7 +62,7 @@ class EncoderGraphs:
     passes of this object wrote to `grad`; it replaces others. Hooks on parameters are not called.
 
     Args:
-        encoder: on a CUDA device; its passes in evaluation mode run without graphs.
+        encoder: on a CUDA device.
 
     Attributes:
         shapes: those to which batches are padded.
@@ -97,7 +97,8 @@ class EncoderGraphs:
     ) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding.
 
-        The output, and what its backward pass needs, are overwritten by the next call.
+        The output, and what its backward pass needs, are overwritten by the next call. In
+        evaluation mode, the encoder itself runs.
 
         Args:
             step: number of optimiser steps so far.

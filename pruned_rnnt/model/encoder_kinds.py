@@ -112,7 +112,7 @@ def stream_encoder(encoder: Encoder, chunk: int, left: int) -> StreamingEncoder:
 
     Raises:
         ValueError: the encoder is not causal, does not support these sizes, or has adapters or
-            rounded weights, which are hooks of `forward`.
+            rounded weights, which work by hooks of `forward` that a stream does not call.
     """
     encoder.check_causal()
     for hook in encoder._forward_pre_hooks.values():

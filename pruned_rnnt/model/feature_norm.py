@@ -40,7 +40,8 @@ def finite_padding(features_NTF: Tensor, lengths_N: Tensor) -> Tensor:
     if not torch.is_grad_enabled():
         return features_NTF
     frames = torch.arange(features_NTF.size(1), device=features_NTF.device)
-    real_NT1 = (frames < lengths_N.to(features_NTF.device)[:, None]).unsqueeze(-1)
+    lengths_N = lengths_N.to(features_NTF.device, non_blocking=True)
+    real_NT1 = (frames < lengths_N[:, None]).unsqueeze(-1)
     return torch.where(real_NT1 | features_NTF.isfinite(), features_NTF, 0.0)
 
 

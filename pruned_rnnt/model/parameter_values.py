@@ -50,7 +50,7 @@ def describe_broken(
     ]
     if not broken:
         return ""
-    name, largest = min(broken, key=lambda each: each[0] in buffers)
+    name, largest = next((each for each in broken if each[0] not in buffers), broken[0])
     kind = kind or ("buffer" if name in buffers else "parameter")
     others = f"; {len(broken) - 1} more are broken" if len(broken) > 1 else ""
     return f"{kind} {name} {_fault(tensors[name], largest)}{others}"

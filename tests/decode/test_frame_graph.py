@@ -54,6 +54,7 @@ def replace_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "current_stream", _NoStream)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(captured_passes, "capturing", lambda *_: nullcontext())
 

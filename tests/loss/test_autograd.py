@@ -65,11 +65,20 @@ def test_second_derivatives_are_refused(name, only_inputs, upstream_needs_gradie
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_of_incoming_gradients_is_refused(name) -> None:
+def test_a_batch_of_incoming_gradients_is_right_or_refused(name) -> None:
     losses, inputs = make_call(name)
-    upstream = torch.eye(3, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match="take no batch of incoming gradients"):
-        torch.autograd.grad(losses(*inputs), inputs, upstream, is_grads_batched=True)
+    upstream_33 = torch.eye(3, dtype=torch.float64)
+    loss = losses(*inputs)
+    if name != "ctc":
+        with pytest.raises(RuntimeError, match="take no batch of incoming gradients"):
+            torch.autograd.grad(loss, inputs, upstream_33, is_grads_batched=True)
+        return
+    (grads,) = torch.autograd.grad(
+        loss, inputs, upstream_33, is_grads_batched=True, retain_graph=True
+    )
+    for upstream_3, grad in zip(upstream_33, grads, strict=True):
+        (expected,) = torch.autograd.grad(loss, inputs, upstream_3, retain_graph=True)
+        torch.testing.assert_close(grad, expected)
 
 
 @pytest.mark.parametrize("name", NAMES)

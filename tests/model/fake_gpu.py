@@ -19,9 +19,11 @@ class FakeGpu:
     """What CUDA's driver does. A module and its function are the place of its name in `loaded`.
 
     launched: names of kernels. loaded: names of functions. arguments: of each launch.
+    shared_bytes: of a block of threads.
     """
 
     def __init__(self) -> None:
+        self.shared_bytes = 232_448
         self.launched: list[str] = []
         self.loaded: list[str] = []
         self.arguments: list[Any] = []
@@ -32,6 +34,10 @@ class FakeGpu:
     def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:
         self.loaded.append(name.decode())
         function._obj.value = len(self.loaded)
+        return 0
+
+    def cuDeviceGetAttribute(self, found: Any, attribute: int, device: int) -> int:
+        found._obj.value = self.shared_bytes
         return 0
 
     def cuFuncSetAttribute(self, *arguments: Any) -> int:

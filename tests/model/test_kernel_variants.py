@@ -67,7 +67,12 @@ class Names:
         self.found.add((kernel, key))
 
 
-def variants_of(config: Any, frames: int, monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+def variants_of(
+    config: Any,
+    frames: int,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype = torch.bfloat16,
+) -> set[Any]:
     """The variants of a training pass."""
     names = Names()
     monkeypatch.setattr(variants, "collector", names)
@@ -75,7 +80,8 @@ def variants_of(config: Any, frames: int, monkeypatch: pytest.MonkeyPatch) -> se
     assert encoder.clock is not None
     encoder.clock.recorder = Recorder(torch.device("cpu"))
     features = torch.zeros((2, frames, config.num_mel_bins))
-    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+    enabled = dtype != torch.float32
+    with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
         encoded, _ = encoder(features, torch.full((2,), frames))
     parameters = list(encoder.parameters())
     torch.autograd.grad(encoded, parameters, torch.zeros_like(encoded), allow_unused=True)
@@ -92,6 +98,33 @@ def test_layers_of_similar_widths_share_their_variants(
     other = variants_of(wider, 64, monkeypatch)
     assert len(one) > 30
     assert one == other
+
+
+@pytest.mark.parametrize("shared_bytes", [101_376, 65_536])
+def test_all_variants_fit_in_the_shared_memory_of_small_gpus(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, shared_bytes: int
+) -> None:
+    """In float32, those of an A10, an L4 or a GeForce RTX 30 to 50, and of a T4."""
+    gpu.shared_bytes = shared_bytes
+    target = variants._target(0)
+    found = variants_of(TINY, 64, monkeypatch, torch.float32)
+    most = max(variants._image(kernel.jit, key, target).shared_bytes for kernel, key in found)
+    assert 2**14 < most <= shared_bytes
+
+
+def test_a_kernel_that_needs_more_shared_memory_is_named(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.shared_bytes = 0
+    compile_image = variants._image
+
+    def large(*arguments: Any) -> Any:
+        return compile_image(*arguments)._replace(shared_bytes=200_000)
+
+    monkeypatch.setattr(variants, "_image", large)
+    with pytest.raises(RuntimeError, match=r"_swoosh_kernel needs 200000 .* GPU has 0"):
+        launch()
+    assert variants.counts.compiled == 1
 
 
 def test_variants_are_compiled_together_and_not_launched(

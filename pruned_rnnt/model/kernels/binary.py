@@ -1,14 +1,14 @@
 """Compiled kernels on a GPU: loaded and launched by CUDA's driver.
 
-Triton's own launcher is a C extension for each combination of argument types, which needs gcc on
-the user's machine, and takes the host several times as long. Arguments are packed into memory that
-the driver copies at each launch:
+Triton's launchers are C extensions, which are compiled on the user's machine (by gcc) and take the
+host several times as long. Arguments are packed into memory that the driver copies at each launch:
 
     memory     [x_ptr   |grad_ptr|count|frames|shift| 0      ]    at the alignment of each type
-    addresses   ^        ^        ^     ^      ^      ^ ^ ^       all further ones are those of 0
+    addresses   ^        ^        ^     ^      ^      ^ ^ ^       the last ones all point to the 0
 
-A kernel reads as many addresses as it has arguments. The further ones are for scratch memory that
-Triton adds to the arguments of each kernel, and which no kernel of this package has.
+The driver reads as many addresses as the kernel has arguments. The last ones serve the pointers to
+scratch memory that Triton appends to the arguments of every kernel (two, up to Triton 3.9), and
+that no kernel of this package uses.
 """
 
 from __future__ import annotations
@@ -19,12 +19,19 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
+
 # Types of arguments as Triton names them, and the character of each for `struct`; pointers: q.
 _CHARACTERS = {"i32": "i", "i64": "q", "fp32": "f"}
 _SCRATCH_ARGUMENTS = 4
-_MOST_STATIC_SHARED_BYTES = 48 * 1024
+_SHARED_BYTES_WITHOUT_ATTRIBUTE = 48 * 1024
 _MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+_MAX_SHARED_BYTES_OF_DEVICE = 97
 _INVALID_CONTEXT = 201
+
+
+class TooLargeError(RuntimeError):
+    """A kernel needs more shared memory than the device has."""
 
 
 class Image(NamedTuple):
@@ -49,16 +56,23 @@ class Binary:
     """A kernel that is loaded on the current device.
 
     Raises:
+        TooLargeError: the device has too little shared memory.
         RuntimeError: the driver cannot load it.
     """
 
     def __init__(self, image: Image) -> None:
+        most = most_shared_bytes(torch._C._cuda_getDevice())
+        if image.shared_bytes > most:
+            raise TooLargeError(
+                f"kernel {image.name} needs {image.shared_bytes} bytes of shared memory, and the "
+                f"GPU has {most}"
+            )
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         driver = _driver()
         self._name = image.name
         self._call(driver.cuModuleLoadData, ctypes.byref(module), image.cubin)
         self._call(driver.cuModuleGetFunction, ctypes.byref(function), module, image.name.encode())
-        if image.shared_bytes > _MOST_STATIC_SHARED_BYTES:
+        if image.shared_bytes > _SHARED_BYTES_WITHOUT_ATTRIBUTE:
             self._call(
                 driver.cuFuncSetAttribute,
                 function,
@@ -74,7 +88,7 @@ class Binary:
             struct.calcsize(f"@{types[: end + 1]}") - struct.calcsize(types[end])
             for end in range(len(types))
         ]
-        # Taken by one thread at a time.
+        # Memory for arguments that no launch is using.
         self._free: list[_Arguments] = []
 
     def launch(
@@ -133,13 +147,18 @@ class _Arguments(NamedTuple):
 
 
 def _use_context_of_current_device() -> None:
-    """Let this thread use the context that torch has made; torch does so at its first launch."""
-    import torch
-
-    context = ctypes.c_void_p()
+    """Give this thread the context of its current device, as torch does at its own first launch."""
+    context, device = ctypes.c_void_p(), torch._C._cuda_getDevice()
     driver = _driver()
-    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), torch.cuda.current_device())
-    driver.cuCtxSetCurrent(context)
+    if not driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        driver.cuCtxSetCurrent(context)
+
+
+def most_shared_bytes(device: int) -> int:
+    """The shared memory of the device that a block of threads can have."""
+    found = ctypes.c_int(2**31 - 1)  # if the driver does not say
+    _driver().cuDeviceGetAttribute(ctypes.byref(found), _MAX_SHARED_BYTES_OF_DEVICE, device)
+    return found.value
 
 
 @cache
@@ -150,6 +169,7 @@ def _driver() -> Any:
     driver.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
     driver.cuFuncSetAttribute.argtypes = [pointer, number, number]
     driver.cuLaunchKernel.argtypes = [pointer, *[size] * 7, pointer, pointer, pointer]
+    driver.cuDeviceGetAttribute.argtypes = [pointer, number, number]
     driver.cuGetErrorString.argtypes = [number, pointer]
     driver.cuDevicePrimaryCtxRetain.argtypes = [pointer, number]
     driver.cuCtxSetCurrent.argtypes = [pointer]

@@ -40,7 +40,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pruned_rnnt.model.kernels.binary import Binary, Image
+from pruned_rnnt.model.kernels.binary import Binary, Image, TooLargeError
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
@@ -101,6 +101,8 @@ def compile_variant(jit: Any, key: tuple[Any, ...]) -> Binary:
     target = _target(key[0])
     try:
         return Binary(_image(jit, key, target))
+    except TooLargeError:
+        raise
     except Exception as error:
         if is_out_of_memory(error):
             raise

@@ -39,11 +39,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel
+from pruned_rnnt.model.kernels.binary import most_shared_bytes
+from pruned_rnnt.model.kernels.launch import INTERPRETED, divide_up, kernel
 from pruned_rnnt.model.kernels.rows import Rows, as_rows
 
 # Elements of a tile in one direction; of a program of `reduce`, and of `apply`.
 _BLOCK = 64
+# Of such a tile in float32. GPUs of computers and workstations have less.
+_SHARED_BYTES_OF_FLOATS = 2**17
 _REDUCED, _APPLIED = 1024, 4096
 _PROGRAMS = 528
 _TINY = 1e-20
@@ -162,14 +165,23 @@ def _reduce_kernel(
         tl.store(diagonals_ptr + program, tl.sum(tl.where(left == right, total, 0.0), axis=0))
 
 
+def _block(x: Tensor) -> int:
+    """Rows and channels of a tile of x: what fits in the shared memory of the GPU."""
+    if x.dtype != torch.float32 or INTERPRETED:
+        return _BLOCK
+    is_small = most_shared_bytes(torch._C._cuda_getDevice()) < _SHARED_BYTES_OF_FLOATS
+    return _BLOCK // 2 if is_small else _BLOCK
+
+
 def _scatter_matrices(
     rows: Rows, settings: Tensor, over: Tensor, *, groups: int, channels: int, precision: str
 ) -> Scatter:
     """By the first two kernels; over is uint8, precision that of products."""
-    blocks = divide_up(channels, _BLOCK)
-    row_blocks = divide_up(rows.number, _BLOCK)
+    block = _block(rows.tensor)
+    blocks = divide_up(channels, block)
+    row_blocks = divide_up(rows.number, block)
     parts = max(min(_PROGRAMS // (blocks * blocks * groups), row_blocks), 1)
-    part_rows = divide_up(row_blocks, parts) * _BLOCK
+    part_rows = divide_up(row_blocks, parts) * block
     pieces = divide_up(channels * channels, _REDUCED)
 
     def floats(*shape: int) -> Tensor:
@@ -189,7 +201,7 @@ def _scatter_matrices(
         groups,
         channels,
         blocks,
-        _BLOCK,
+        block,
         precision,
     )
     results = Scatter(
@@ -369,7 +381,8 @@ def whiten_gradient(
     rows = as_rows(x)
     channels = x.size(-1) // groups
     over = over_limit.view(torch.uint8)
-    blocks, row_blocks = divide_up(channels, _BLOCK), divide_up(rows.number, _BLOCK)
+    block = _block(rows.tensor)
+    blocks, row_blocks = divide_up(channels, block), divide_up(rows.number, block)
     push = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
     sharing = min(row_blocks, max(_PROGRAMS // (blocks * groups), 1))
     programs = sharing * blocks * groups
@@ -398,7 +411,7 @@ def whiten_gradient(
         channels,
         _TINY,
         _REDUCED,
-        _BLOCK,
+        block,
         _precision(x),
     )
     tiles = divide_up(grad.numel(), _APPLIED)

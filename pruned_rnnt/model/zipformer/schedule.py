@@ -168,9 +168,9 @@ class Clock:
         """
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
-                "a layer of a Zipformer is computed again in the backward pass, which cannot "
-                "repeat its random decisions: use no activation checkpointing "
-                "(torch.utils.checkpoint) in this encoder"
+                "a module with random decisions runs within a backward pass, and cannot repeat "
+                "those of its forward pass: use no activation checkpointing "
+                "(torch.utils.checkpoint) in this module"
             )
         if not self._samples:
             # Hundreds of modules need one per batch; sampling them one by one takes milliseconds.

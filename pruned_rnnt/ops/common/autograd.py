@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from pruned_rnnt.ops.common.library import define
 
@@ -23,6 +22,8 @@ _REFUSAL = (
     "pruned_rnnt's losses have first derivatives only: this gradient cannot be differentiated again"
 )
 
+# torch's message for an op that takes no batch of incoming gradients.
+_NO_RULE = "Batching rule not implemented"
 _NO_BATCH = (
     "pruned_rnnt's losses take no batch of incoming gradients (is_grads_batched, vectorize, "
     "torch.func.vmap): call torch.autograd.grad for each of them"
@@ -56,13 +57,15 @@ def refuses_second_derivative(backward: Callable[..., tuple[Any, ...]]) -> Calla
             return (None,) * len(ctx.needs_input_grad)
         if torch.compiler.is_compiling():
             return backward(ctx, *grad_outputs)
-        for grad in grad_outputs:
-            if grad is not None and (is_batchedtensor(grad) or is_legacy_batchedtensor(grad)):
-                raise RuntimeError(_NO_BATCH)
+        try:
+            with torch.no_grad():
+                grads = backward(ctx, *grad_outputs)
+        except RuntimeError as error:
+            if _NO_RULE in str(error):
+                raise RuntimeError(_NO_BATCH) from error
+            raise
         if not torch.is_grad_enabled():
-            return backward(ctx, *grad_outputs)
-        with torch.no_grad():
-            grads = backward(ctx, *grad_outputs)
+            return grads
         sources = [*_sources(ctx), *(x for x in grad_outputs if x is not None)]
         # So that a backward pass for all leaves arrives here, whatever the sources are.
         sources.append(torch.zeros((), device="cpu", requires_grad=True))
