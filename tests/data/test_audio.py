@@ -212,7 +212,7 @@ def test_files_that_do_not_exist_are_left_to_libsndfile(tmp_path: Path) -> None:
     assert short_wav(tmp_path, 16000, 4000) is None
 
 
-def test_log_lines_pass_decoders_of_other_threads() -> None:
+def test_log_lines_survive_decoders_in_other_threads() -> None:
     program = (
         "import logging; from pruned_rnnt.system.console import start_logging\n"
         "from pruned_rnnt.data.audio.audio_file import without_decoder_messages\n"

@@ -94,7 +94,7 @@ def test_other_texts_do_not_continue_an_epoch(
 def test_batches_of_another_size_do_not_continue_an_epoch(texts: TextFiles) -> None:
     state = TextLoader(texts, 20, shuffle=True).state_dict(4)
     loader = TextLoader(texts, 10, shuffle=True)
-    with pytest.raises(OtherBatchesError, match=r"after batch 4 .* had 20 symbols and now have 10"):
+    with pytest.raises(OtherBatchesError, match=r"batch 4 .* was 20 and is now 10"):
         loader.load_state_dict(state)
     loader.load_state_dict({**state, "batches": 0})
     del state["batch_symbols"]

@@ -208,8 +208,9 @@ def test_two_builds_of_one_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+def test_a_missing_shard_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = PreparedFolder(tmp_path)
+    write_report(tmp_path, {})
     for number in (0, 1, 2, 3):
         (tmp_path / f"train_cuts.{number:06d}.jsonl.gz").touch()
     (tmp_path / "train_cuts.old.jsonl.gz").touch()
@@ -217,13 +218,26 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert [path.name[11:17] for path in folder.manifests("train")] == [
         f"{number:06d}" for number in range(4)
     ]
+    assert not caplog.messages
     (tmp_path / "train_cuts.000002.jsonl.gz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"train_cuts\.000002\.jsonl\.gz is missing"):
-        folder.manifests("train")
-    # Without a report, another program has made them, and may count from 1.
-    for number in (0, 3):
-        (tmp_path / f"train_cuts.{number:06d}.jsonl.gz").unlink()
-    assert len(folder.manifests("train")) == 1
-    write_report(tmp_path, {})
-    with pytest.raises(FileNotFoundError, match=r"train_cuts\.000000\.jsonl\.gz is missing"):
-        folder.manifests("train")
+    for _ in range(2):
+        assert len(folder.manifests("train")) == 3
+    (message,) = caplog.messages
+    assert f"{tmp_path}/train_cuts.000002.jsonl.gz is missing" in message
+    (tmp_path / "train_cuts.000000.jsonl.gz").unlink()
+    assert len(folder.manifests("train")) == 2
+    assert f"{tmp_path}/train_cuts.000000.jsonl.gz is missing" in caplog.messages[1]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[str(n) for n in range(1, 12)], ["89", "9000"], ["part1", "part2"], ["a_cuts"]],
+)
+def test_other_programs_name_shards_in_other_ways(
+    names: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in names:
+        (tmp_path / f"train_cuts.{name}.jsonl.gz").touch()
+    found = PreparedFolder(tmp_path).manifests("train")
+    assert [path.name.split(".")[1] for path in found] == sorted(names)
+    assert not caplog.messages

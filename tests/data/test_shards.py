@@ -77,6 +77,19 @@ def test_shar_has_the_same_features_as_a_plain_folder(
         assert np.abs(ours[name] - features).max() < 0.1
 
 
+def test_a_shard_may_have_no_usable_utterance(
+    table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = table.read_text().splitlines()
+    rows[7:14] = [row.partition("\t")[0] + "\t" for row in rows[7:14]]
+    source = table.with_name("gap.tsv")
+    source.write_text("\n".join(rows) + "\n")
+    folder = prepare(source, tmp_path / "out", "--shar")
+    assert len(folder.cuts("train")) == COUNT - 7
+    assert [path.name for path in folder.manifests("train")][1] == "train_cuts.000002.jsonl.gz"
+    assert any("train_cuts.000001.jsonl.gz is missing" in line for line in caplog.messages)
+
+
 @pytest.mark.slow
 def test_audio_of_a_shar(table: Path, tmp_path: Path) -> None:
     plain = prepare(table, tmp_path / "plain", "--features", "waveform")
@@ -274,7 +287,7 @@ def test_an_epoch_of_whole_shards_is_not_continued_by_lines(tmp_path: Path) -> N
     del before["divided_lines"]
     for state in (before, {**before, "digest": None}):  # 0.2 saved no digest
         resumed = loader_of(folder, 0, 2)
-        with pytest.raises(OtherBatchesError, match=r"batch 2 of epoch 0: .* by shards") as e:
+        with pytest.raises(OtherBatchesError, match=r"batch 2 of epoch 0: .* in another way") as e:
             resumed.load_state_dict(state)
         assert e.value.batches == 2
         # The place is that for --allow-changes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from pruned_rnnt.data.input.data_config import AugmentationConfig
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.system.usage_errors import UsageError
+from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
 from pruned_rnnt.train.tasks import dry_run
 from pruned_rnnt.train.tasks.dry_run import MEASURES, DryRun, search_largest
 from pruned_rnnt.train.tasks.speech_task import SpeechTask
@@ -76,6 +78,24 @@ def test_joined_batches_are_tried_as_the_largest_of_several_epochs(
     for measure in (0, 1):
         assert max(each[measure] for each in tried) == max(each[measure] for each in drawn)
     assert max(drawn) > drawn[0]
+
+
+def test_a_skipped_step_does_not_end_a_trial(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = DryRun(tiny_experiment(corpus, tmp_path / "run", "data.max_duration=6"))
+    sampled = trials.scan(6.0, limit=1).largest["padded frames"]
+    problems = ["scale halved", "scale halved", "", f"{OUT_OF_MEMORY}: 1 GiB"]
+
+    def step(batches: list[Batch], step: int) -> SimpleNamespace:
+        report = SimpleNamespace(problem=problems.pop(0))
+        return SimpleNamespace(report=lambda: report)
+
+    monkeypatch.setattr(trials, "_drawn", lambda sampled: ["longest", "largest"])
+    monkeypatch.setattr(trials, "stepper", step)
+    trial = trials.try_batch(sampled)
+    assert not trial.fits
+    assert trial.problem == f"{OUT_OF_MEMORY}: 1 GiB"
 
 
 @pytest.mark.slow

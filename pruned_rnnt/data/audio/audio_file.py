@@ -31,10 +31,9 @@ logger = logging.getLogger(__name__)
 
 # Formats that libsndfile cannot read.
 _FFMPEG_SUFFIXES = (".m4a", ".aac", ".wma", ".webm")
-# For these libmpg123 may print messages.
-MP3_SUFFIXES = (".mp3", ".mp2")
+_MP3_SUFFIXES = (".mp3", ".mp2")
 AUDIO_SUFFIXES = (
-    *(".wav", ".flac", ".ogg", ".oga", ".opus", *MP3_SUFFIXES, ".sph", ".aif", ".aiff", ".aifc"),
+    *(".wav", ".flac", ".ogg", ".oga", ".opus", *_MP3_SUFFIXES, ".sph", ".aif", ".aiff", ".aifc"),
     *(".au", ".caf", ".w64", ".rf64", ".voc", *_FFMPEG_SUFFIXES),
 )
 # No device records speech at rates outside these bounds. If a rate has no common divisor with
@@ -105,12 +104,17 @@ def seconds_in_header(path: Path) -> int | None:
     if path.suffix.lower() in _FFMPEG_SUFFIXES or not path.is_file():
         return None
     try:
-        with without_decoder_messages(path.suffix.lower() in MP3_SUFFIXES):
+        with without_decoder_messages(is_mp3(path)):
             info = soundfile.info(with_mp3_length(path))
     except soundfile.LibsndfileError:
         return None
     known = 0 < info.frames < UNKNOWN_FRAMES and not rate_problem(info.samplerate)
     return int(info.frames / info.samplerate) if known else None
+
+
+def is_mp3(path: Path) -> bool:
+    """Whether a file is mp3 by its name; libmpg123 may print messages while it decodes these."""
+    return path.suffix.lower() in _MP3_SUFFIXES
 
 
 def rate_problem(rate: float) -> str:
@@ -161,7 +165,7 @@ def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
     import soundfile
 
     try:
-        with without_decoder_messages(path.suffix.lower() in MP3_SUFFIXES):
+        with without_decoder_messages(is_mp3(path)):
             file = soundfile.SoundFile(with_mp3_length(path))
         with file:
             yield _SoundFile(file, path)
@@ -267,8 +271,8 @@ def without_decoder_messages(enabled: bool = True) -> Iterator[None]:
 
     Python cannot catch what C decoders write there: libmpg123 prints warnings about damaged mp3
     files, in the middle of progress bars. The descriptor belongs to the whole process, so use
-    this around a decoder call only. Threads may be inside at the same time. Log lines do not pass
-    through it: see `start_logging`.
+    this around a decoder call only. Threads may be inside at the same time. Log lines are not
+    lost: `start_logging` writes them through a descriptor of its own.
     """
     if not enabled:
         yield

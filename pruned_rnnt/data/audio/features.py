@@ -94,11 +94,11 @@ def _mel_filters() -> Tensor:
 
     Rounded like those of lhotse: float32, and numpy's logarithm.
     """
-    lowest, highest = mels(np.float64(LOWEST_HERTZ)), mels(np.float64(HIGHEST_HERTZ))
+    lowest, highest = kaldi_mels(np.float64(LOWEST_HERTZ)), kaldi_mels(np.float64(HIGHEST_HERTZ))
     step = (highest - lowest) / (FEATURE_DIM + 1)
     edges_F = float(lowest) + torch.arange(FEATURE_DIM + 2) * float(step)
     hertz_B = np.arange(_SPECTRUM // 2, dtype=np.float32) * np.float32(SAMPLING_RATE / _SPECTRUM)
-    mels_B = torch.from_numpy(mels(hertz_B))
+    mels_B = torch.from_numpy(kaldi_mels(hertz_B))
     left_F1, centre_F1, right_F1 = edges_F[:-2, None], edges_F[1:-1, None], edges_F[2:, None]
     rising_FB = (mels_B - left_F1) / (centre_F1 - left_F1)
     falling_FB = (right_F1 - mels_B) / (right_F1 - centre_F1)
@@ -106,7 +106,7 @@ def _mel_filters() -> Tensor:
     return functional.pad(torch.minimum(rising_FB, falling_FB).clamp(min=0), (0, 1)).T
 
 
-def mels(hertz: Any) -> Any:
+def kaldi_mels(hertz: Any) -> Any:
     """Frequencies on Kaldi's mel scale."""
     return 1127.0 * np.log(1 + hertz / 700)
 

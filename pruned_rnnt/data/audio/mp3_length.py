@@ -103,7 +103,7 @@ class _Start(NamedTuple):
     size: int
 
 
-# To find it takes longer than to decode a segment, of which a recording may have thousands.
+# Finding it takes longer than decoding a segment, and a recording may have thousands of those.
 @functools.lru_cache(maxsize=10_000)
 def _start_of_file(path: Any, size: int, changed_ns: int) -> _Start | None:
     """`_start` of a file with this size and this time of its last change."""

@@ -26,8 +26,8 @@ from lhotse.audio.backend import (
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.audio.audio_file import (
-    MP3_SUFFIXES,
     UNKNOWN_FRAMES,
+    is_mp3,
     open_audio,
     without_decoder_messages,
 )
@@ -240,7 +240,7 @@ def audio_files(cut: Any) -> list[Path]:
 def may_be_mp3(cut: Any) -> bool:
     """True if libmpg123 may print messages while it decodes the cut's audio."""
     files = audio_files(cut)
-    return not files or any(path.suffix.lower() in MP3_SUFFIXES for path in files)
+    return not files or any(map(is_mp3, files))
 
 
 def last_line(error: BaseException) -> str:

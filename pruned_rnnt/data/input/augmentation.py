@@ -24,7 +24,7 @@ from lhotse.dataset import SpecAugment
 from lhotse.dataset.signal_transforms import time_warp
 from torch import Tensor
 
-from pruned_rnnt.data.audio.features import HIGHEST_HERTZ, LOWEST_HERTZ, mels
+from pruned_rnnt.data.audio.features import HIGHEST_HERTZ, LOWEST_HERTZ, kaldi_mels
 from pruned_rnnt.data.input.data_config import AugmentationConfig, SpecAugmentConfig
 
 # A decibel of energy in natural-log units.
@@ -203,7 +203,7 @@ def warp_frequency(features_TF: Tensor, factor: float) -> Tensor:
     knee_hz = 0.8 * top_hz * min(1.0, factor)
     # The source frequency of each target bin.
     source_hz_F = np.interp(hz_F, [0.0, knee_hz, top_hz], [0.0, knee_hz / factor, top_hz])
-    position_F = np.clip(np.interp(mels(source_hz_F), mel_F, np.arange(bins)), 0, bins - 1)
+    position_F = np.clip(np.interp(kaldi_mels(source_hz_F), mel_F, np.arange(bins)), 0, bins - 1)
     left_F = torch.from_numpy(np.minimum(position_F.astype(np.int64), bins - 2))
     weight_F = torch.from_numpy((position_F - left_F.numpy()).astype(np.float32))
     return features_TF[:, left_F] * (1 - weight_F) + features_TF[:, left_F + 1] * weight_F
@@ -221,7 +221,7 @@ def limit_band(features_TF: Tensor, cutoff_hz: float, rng: np.random.Generator) 
 
 def _bin_centres(bins: int) -> tuple[np.ndarray, np.ndarray]:
     """The centres of the mel bins, in mel and in Hz."""
-    mel_F = np.linspace(mels(LOWEST_HERTZ), mels(HIGHEST_HERTZ), bins + 2)[1:-1]
+    mel_F = np.linspace(kaldi_mels(LOWEST_HERTZ), kaldi_mels(HIGHEST_HERTZ), bins + 2)[1:-1]
     return mel_F, 700.0 * (np.exp(mel_F / 1127.0) - 1.0)
 
 

@@ -19,7 +19,7 @@ from lhotse import CutSet
 from lhotse.dataset import DynamicCutSampler
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.audio.features import FBANK, FeatureKind
+from pruned_rnnt.data.audio.features import FBANK, SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.input.augmentation import FeatureAugmenter, derived_seed
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.filters import CutFilter, cut_symbols, filter_cuts
@@ -32,6 +32,7 @@ from pruned_rnnt.data.input.sampler import (
     ManifestShards,
     at_speed,
     duration_bins,
+    speed_phases,
 )
 from pruned_rnnt.data.input.speech_dataset import SpeechDataset
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -43,6 +44,8 @@ _MEASURED_CUTS = 10_000
 # Number of these that may replace a batch in which no utterance can be read.
 _MAX_SUBSTITUTES = 8
 _PERCENTILE = 0.99
+# With 1000, as speeds of three decimals have at most, an utterance takes some milliseconds.
+_MOST_PHASES = 1000
 
 
 class DataModule:
@@ -100,6 +103,13 @@ class DataModule:
             folders.append(PreparedFolder(Path(config.old_path), config.allow_commands))
         streamed = config.lazy or any(len(f.manifests(config.train)) > 1 for f in folders)
         options = (config.filters, self.tokenizer, too_large, config.augmentation.tempo, self.ctc)
+        slow = [s for s in config.speed_factors if speed_phases(SAMPLING_RATE, s) > _MOST_PHASES]
+        if slow and self.rank == 0:
+            logger.warning(
+                "data.speed_factors has %s, which may take half a second per utterance; speeds "
+                "of at most three decimals take some milliseconds",
+                slow,
+            )
         sources = [self._training_cuts(folder, CutFilter(*options), streamed) for folder in folders]
         cuts = sources[0]
         if len(sources) > 1:
@@ -296,8 +306,8 @@ class _MixedCuts:
     so training resumes exactly. If they do not suffice, they are used again.
 
     cuts, others: sources of cuts; `set_epoch` of the first and `set_pass` of the second are called
-        if they have them. The others are not empty, but those of one of several processes may be,
-        in single passes.
+        if they have them. `others` is never empty, but one process may get none of it in some
+        passes.
     share: of the other cuts among all of them, at least 0 and below 1.
     """
 

@@ -40,7 +40,7 @@ class _Energies(NamedTuple):
     last_bin: tuple[float, float]
 
 
-# NeMo's filters have equal areas, so that the highest do not add up more of white noise.
+# NeMo's filters all have the same area, so the wide ones at the top do not gather more white noise.
 _ENERGIES = {
     "fbank": _Energies(-15.9424, (-3.0, 0.0), (-2.0, 8.5)),
     "nemo": _Energies(-16.6355, (-5.7, -2.7), (-7.6, 2.9)),

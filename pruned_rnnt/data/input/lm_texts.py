@@ -162,18 +162,19 @@ class TextLoader:
         """
         check_seed_and_processes(state, self.seed, self.world_size, "texts")
         self.epoch, self._skip = state["epoch"], state["batches"]
+        if self._skip == 0:
+            return
+        change = ""
+        # Checkpoints of earlier versions have neither a digest nor, later, a size.
         symbols = state.get("batch_symbols", self.batch_symbols)
-        # Checkpoints of earlier versions have no digest, or no size.
         if state.get("digest") not in (None, self.texts.digest):
             change = "the texts have changed; use the texts that the run began with"
         elif symbols != self.batch_symbols:
             change = (
-                f"its batches had {symbols} symbols and now have {self.batch_symbols}, so that "
-                "some texts would be used twice and some not at all"
+                f"data.batch_symbols was {symbols} and is now {self.batch_symbols}, so that some "
+                "texts would be used twice and others not at all"
             )
-        else:
-            return
-        if self._skip > 0:
+        if change:
             raise OtherBatchesError(
                 f"cannot resume after batch {self._skip} of epoch {self.epoch}: {change}",
                 self._skip,

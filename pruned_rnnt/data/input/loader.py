@@ -139,24 +139,24 @@ class BatchLoader:
 
         The batches before are sampled again, but not read. Raises ValueError if the seed or the
         world size differ, and OtherBatchesError if these batches are not those of the state, which
-        has no digest of them in checkpoints of earlier versions. Versions that gave whole shards to
-        the processes had other batches.
+        has no digest of them in checkpoints of earlier versions. Versions that divided streamed
+        data among processes in another way had other batches.
         """
         check_seed_and_processes(state, self.sampler.seed, self.world_size, "data")
         self.sampler.use_bins(state.get("duration_bins"))
         self.sampler.small_batches_epoch = None if "full_batches" in state else state["epoch"]
-        of_shards = self._divides_lines and state["batches"] > 0 and "divided_lines" not in state
-        digest = "of whole shards" if of_shards else state.get("digest")
+        is_older = self._divides_lines and state["batches"] > 0 and "divided_lines" not in state
+        # A digest that no batches have: what the batches of these versions were is not known.
+        digest = "unknown" if is_older else state.get("digest")
         try:
             self.sampler.seek(state["epoch"], state["batches"], digest)
         except OtherBatchesError as error:
-            if not of_shards:
+            if not is_older:
                 raise
             raise OtherBatchesError(
                 f"cannot resume after batch {state['batches']} of epoch {state['epoch']}: the "
-                "checkpoint is of a version that divided streamed data among processes by shards, "
-                "and this one divides the utterances of each shard; finish the epoch with that "
-                "version",
+                "checkpoint is of a version that divided streamed data among processes in another "
+                "way; finish the epoch with that version",
                 error.batches,
             ) from error
 
@@ -208,9 +208,9 @@ def true_on_all_ranks(own: bool) -> bool:
     """
     if not distributed.is_initialized():
         raise ValueError("reading shards in several processes needs torch.distributed initialised")
-    true = torch.tensor(int(own))
-    distributed.all_reduce(true)
-    processes = distributed.get_world_size()
-    if 0 < int(true) < processes:
-        logger.info("the epoch ends with batches left in %d of %d processes", true, processes)
-    return int(true) == processes
+    count = torch.tensor(int(own))
+    distributed.all_reduce(count)
+    having, processes = int(count), distributed.get_world_size()
+    if 0 < having < processes:
+        logger.info("the epoch ends with batches left in %d of %d processes", having, processes)
+    return having == processes

@@ -34,7 +34,7 @@ _PIPE = "pipe:"
 _PATHS = ("source", "storage_path", "storage_key")
 _TIMES = ("start", "duration")
 _COUNTS = ("sampling_rate", "num_frames", "num_features")
-_TEXTS = ("text", "speaker", "language")
+_NAMES = ("speaker", "language")
 # Manifests of which `spread_lines` reads every line: some seconds.
 _MOST_MANIFESTS = 1000
 
@@ -53,8 +53,8 @@ def id_fault(name: Any) -> str:
 def _check_values(parts: Sequence[dict[str, Any]]) -> None:
     """Checks the ids, rates, times, sizes and texts in the objects of a line of a manifest.
 
-    Whole numbers such as 16000.0 become integers, which resampling needs, and speakers that are
-    integers become texts.
+    Whole numbers such as 16000.0 become integers, which resampling needs. Speakers and languages
+    become texts, or None for NaN, which programs write for an empty cell of a table.
 
     Raises:
         ValueError: naming the key, its value and the values allowed.
@@ -71,11 +71,12 @@ def _check_values(parts: Sequence[dict[str, Any]]) -> None:
                         f"{key} must be a whole number of at least 1, got {_shown(value)}"
                     )
                 part[key] = int(value)
-        if isinstance(part.get("speaker"), int):
-            part["speaker"] = str(part["speaker"])
-        for key in _TEXTS:
-            if not isinstance(part.get(key, ""), str | None):
-                raise ValueError(f"{key} must be a text, got {_shown(part[key])}")
+        for key in _NAMES:
+            name = part.get(key)
+            if not isinstance(name, str | None):
+                part[key] = None if name != name else str(name)
+        if not isinstance(part.get("text"), str | None):
+            raise ValueError(f"text must be a text, got {_shown(part['text'])}")
         for key in _TIMES:
             if key in part and not _is_number(part[key]):
                 raise ValueError(f"{key} must be a number of seconds, got {_shown(part[key])}")

@@ -14,12 +14,14 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,14 @@ from pruned_rnnt.licences.chain import Licence, Origin
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
 
+logger = logging.getLogger(__name__)
+
 REPORT_NAME = "prepare.json"
 _DIGITS = 16
 _LICENCE_ADVICE = (
     "it needs the texts id, source and note; the command that prepared the folder writes them"
 )
-_MANIFEST_END = re.compile(r"_cuts(\.\d+)?\.jsonl\.gz$")
+_MANIFEST = re.compile(r"(.+)_cuts(?:\..+)?\.jsonl\.gz")
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,8 @@ class PreparedFolder:
 
     def splits(self) -> list[str]:
         """The names of the splits on disk, sorted."""
-        files = self.path.glob("*_cuts.*jsonl.gz")
-        found = [_MANIFEST_END.search(file.name) for file in files]
-        return sorted({end.string[: end.start()] for end in found if end})
+        names = [_MANIFEST.fullmatch(file.name) for file in self.path.glob("*_cuts.*jsonl.gz")]
+        return sorted({name[1] for name in names if name})
 
     def cuts_path(self, split: str) -> Path:
         return self.path / f"{split}_cuts.jsonl.gz"
@@ -61,31 +64,27 @@ class PreparedFolder:
         """The manifest of a split, or the manifests of its shards in order.
 
         Several splits with commas between their names are one, in their order. Raises
-        FileNotFoundError naming the file and the existing splits, or the first missing shard.
+        FileNotFoundError naming the file and the existing splits.
         """
         if "," in split:
             return [path for name in split.split(",") for path in self.manifests(name)]
         path = self.cuts_path(split)
         if path.is_file():
             return [path]
-        named = self.path.glob(f"{glob.escape(split)}_cuts.*.jsonl.gz")
-        shards = sorted(shard for shard in named if _MANIFEST_END.search(shard.name))
+        shards = sorted(self.path.glob(f"{glob.escape(split)}_cuts.*.jsonl.gz"))
         if not shards:
             found = ", ".join(self.splits()) or "none"
             raise FileNotFoundError(
                 f"no split {split!r} at {path} (splits found: {found}); run `pruned-rnnt prepare`"
             )
-        numbers = [shard.name.split(".")[-3] for shard in shards]
-        # Those of other programs may begin with 1.
-        first = 0 if (self.path / REPORT_NAME).is_file() else int(numbers[0])
-        for number, expected in zip(numbers, count(first)):
-            if int(number) != expected:
-                missing = self.path / f"{split}_cuts.{expected:0{len(number)}}.jsonl.gz"
-                raise FileNotFoundError(
-                    f"{missing} is missing, and {shards[-1].name} exists: copy or prepare the "
-                    "folder again"
-                )
-        return shards
+        # Others are copies, or of other programs, which need not number them.
+        numbers = {shard: n for shard in shards if (n := _number(shard)) is not None}
+        if (self.path / REPORT_NAME).is_file():
+            known = set(numbers.values())
+            missing = next(n for n in count() if n not in known)
+            if missing < max(known, default=0):
+                _warn_of_gap(path, missing)
+        return list(numbers) or shards
 
     def cuts(self, split: str, *, lazy: bool = False) -> CutSet:
         """The cuts of a split, with absolute paths. `lazy` streams them from the manifest.
@@ -125,6 +124,23 @@ class PreparedFolder:
         counts = json.dumps([report.get("recipe"), report.get("splits")], sort_keys=True)
         digest = hashlib.sha256(counts.encode()).hexdigest()[:_DIGITS]
         return Origin(kind="data", name=name, licence=licence, digest=f"counts:{digest}")
+
+
+def _number(shard: Path) -> int | None:
+    number = shard.name.removesuffix(".jsonl.gz").rpartition(".")[2]
+    return int(number) if number.isdecimal() else None
+
+
+@cache  # a training asks for the shards several times
+def _warn_of_gap(path: Path, number: int) -> None:
+    # Not an error: prepare writes no manifest for a shard without usable utterances.
+    logger.warning(
+        "%s.%06d.jsonl.gz is missing, and later shards exist: copy the folder again, unless "
+        "prepare left out all utterances of that shard (see %s)",
+        str(path).removesuffix(".jsonl.gz"),
+        number,
+        path.with_name("left_out.jsonl"),
+    )
 
 
 class _Chain:

@@ -280,9 +280,14 @@ def at_speed(cut: Any, speed: float) -> Any:
     """A copy of the cut at another speed, without features, and perhaps at 16 kHz."""
     # lhotse warns about every cut with features, which speed perturbation discards.
     cut, rate = cut.drop_features(), cut.sampling_rate
-    if rate // math.gcd(round(rate * speed), rate) > _MOST_PHASES:
+    if speed_phases(rate, speed) > _MOST_PHASES:
         cut = cut.resample(SAMPLING_RATE)
     return cut.perturb_speed(speed)
+
+
+def speed_phases(rate: int, speed: float) -> int:
+    """The number of filters of lhotse's resampling to this speed, which grows with its time."""
+    return rate // math.gcd(round(rate * speed), rate)
 
 
 class ManifestShards:

@@ -56,7 +56,7 @@ class BuildConfig:
     shard: how each entry becomes data. shard_size: utterances in one shard.
     max_lines_in_memory: a split of at most this many manifest lines gets a single manifest, which
         training holds in memory. Larger splits, and Shar, keep one manifest per shard; training
-        streams these, and each process reads its own shards.
+        streams these, and each process takes its own lines of every shard.
     required_split: the split that must not be empty.
     tokenizer: the tokenizer to train. language_tags: it gets a tag for each language of train.
     tokenizer_from: a prepared folder whose tokenizer is copied instead.

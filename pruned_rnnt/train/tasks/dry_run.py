@@ -180,15 +180,15 @@ class DryRun:
         views = self.config.loss.views
         for cuts in self.loader.sampler:
             frames = [_frames(cut) for cut in cuts]
-            # Encoder frames, and symbols + 1.
-            rows, columns = zip(*map(size, cuts), strict=True)
+            sizes = [size(cut) for cut in cuts]
+            symbols = [columns - 1 for _, columns in sizes]
             durations = [float(cut.duration) for cut in cuts]
             yield SampledBatch(
                 cuts=cuts,
                 utterances=len(frames),
                 frames=views * len(frames) * max(frames),
-                lattice=views * len(frames) * max(rows) * max(columns),
-                symbols=sum(columns) - len(columns),
+                lattice=views * len(frames) * max(rows for rows, _ in sizes) * (max(symbols) + 1),
+                symbols=sum(symbols),
                 longest=max(durations),
                 seconds=sum(durations),
             )
@@ -210,15 +210,16 @@ class DryRun:
             try:
                 for _ in range(_PASSES):
                     started = time.perf_counter()
-                    problem = self.stepper([batch], step=0).report().problem
-                    fits = fits and not problem.startswith(OUT_OF_MEMORY)
+                    latest = self.stepper([batch], step=0).report().problem
+                    fits = fits and not latest.startswith(OUT_OF_MEMORY)
                     if self.device.type == "cuda":
                         torch.cuda.synchronize()
                     seconds = time.perf_counter() - started
+                problem = latest or problem
             except TrainingStopped as error:
                 problem, fits = str(error), False
             used = max(used, peak(self.device))
-            if problem:
+            if not fits:
                 break
         return Trial(batch=sampled, seconds=seconds, peak=used, problem=problem, fits=fits)
 
@@ -226,10 +227,12 @@ class DryRun:
         """The batch, or those of several epochs with the most frames and the largest lattice."""
         joining = self.config.data.joining
         changes = joining.probability > 0 or joining.silence_probability > 0
-        epochs = range(_DRAWN_EPOCHS if changes else 1)
-        drawn = [self.loader.dataset[(epoch, sampled.cuts)] for epoch in epochs]
-        largest = max(drawn, key=_padded_frames), max(drawn, key=_padded_lattice)
-        return list({id(batch): batch for batch in largest}.values())
+        longest = largest = self.loader.dataset[(0, sampled.cuts)]
+        for epoch in range(1, _DRAWN_EPOCHS if changes else 1):
+            drawn = self.loader.dataset[(epoch, sampled.cuts)]
+            longest = max(longest, drawn, key=_padded_frames)
+            largest = max(largest, drawn, key=_padded_lattice)
+        return [longest] if longest is largest else [longest, largest]
 
     def fits(self, max_duration: float, limit_bytes: float, scan_batches: int) -> bool:
         """Whether the largest batches with this bound take at most `limit_bytes` of memory."""
