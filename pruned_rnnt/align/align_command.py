@@ -78,7 +78,7 @@ def run_align(
         return write_alignments(results, place, kind, cuts, digest, tokenizer.normalise)
     loader = data.test_loader(split)
     results = align_set(model, tokenizer, data, identity.over(loader), calibration)
-    # Those that the loader has in memory.
+    # The loader has read them: a manifest may be large.
     (loaded,) = loader.sampler.cuts
     cuts = {cut.id: cut for cut in loaded} if kind == "lhotse" else {}
     results = chain(results, _unread(loaded, identity.audio))

@@ -38,7 +38,7 @@ from pruned_rnnt.model.speech_model import (
 _MAX_LOGITS = 2**25
 # Lattice nodes in one search, which needs about 40 bytes per node.
 _MAX_NODES = 2**23
-# Of one utterance's search.
+# Memory of the search of one utterance.
 _MOST_BYTES = 8 * 10**9
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from pruned_rnnt.align.best_path import TargetBatch, align_symbols
 from pruned_rnnt.data.audio.features import FeatureKind
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
+from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.calibration import Calibration, Distance, fit_confidence, fit_times
 from pruned_rnnt.decode.decode_set import Decoded
@@ -78,20 +79,24 @@ def word_confidences(
 def _words(utterance: Decoded, tokenizer: Tokenizer) -> list[tuple[Sequence[TimedToken], bool]]:
     """The tokens of each word of the best hypothesis, and whether the word is correct.
 
-    Empty if its words are not those of its text, as in scripts without spaces, and for texts that
-    are too long to align.
+    Phrases in scripts without spaces are left out, because it is unknown where their words end.
+    Empty if the words are not those of the text, and for texts that are too long to align.
     """
     if not utterance.hypotheses:
         return []
     best, head = utterance.hypotheses[0], utterance.heads[0]
     tokens = timed_tokens(tokenizer.symbols, best.symbols, best.frames, best.symbol_scores, head)
     texts = utterance.transcript.reference, utterance.transcript.hypothesis
-    words = tuple(word.word for word in timed_words(tokenizer, tokens))
-    if words != texts[1] or not can_align(*texts):
-        return []
     parts = [tokens[i:j] for i, j in word_spans([token.token for token in tokens])]
-    parts = [part for part in parts if tokenizer.decode([token.symbol for token in part])]
-    return list(zip(parts, right_words(*texts), strict=True))
+    words = tokenizer.decode_all([[token.symbol for token in part] for part in parts])
+    spelt = [(part, word) for part, word in zip(parts, words, strict=True) if word]
+    if tuple(word for _, word in spelt) != texts[1] or not can_align(*texts):
+        return []
+    return [
+        (part, is_right)
+        for (part, word), is_right in zip(spelt, right_words(*texts), strict=True)
+        if not written_without_spaces(word)
+    ]
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,7 +26,7 @@ from lhotse.supervision import AlignmentItem
 from pruned_rnnt.align.utterance import AlignedUtterance
 from pruned_rnnt.data.audio.audio_file import without_decoder_messages
 from pruned_rnnt.data.tokens.text_normalisation import normal_form
-from pruned_rnnt.decode.word_times import ctm_text, word_spans
+from pruned_rnnt.decode.word_times import TimedToken, TimedWord, ctm_text, timed_spans
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_inputs import ResultInputs, name_of_file
 from pruned_rnnt.system.json_file import read_json
@@ -36,6 +37,8 @@ from pruned_rnnt.system.whole_files import write_lines
 Interval = tuple[str, float, float]
 # Praat and its readers refuse intervals without length.
 _SHORTEST = 1e-4
+# With the digits of a hash and the suffix of a TextGrid, 255.
+_MOST_BYTES = 237
 
 
 class UndividedWordsError(ValueError):
@@ -48,32 +51,36 @@ def cut_with_alignment(
     """A copy of the cut with `word` and `token` alignments; other kinds of alignments stay.
 
     Times start at the start of the cut, like those of its supervisions. If a cut has several
-    supervisions, each gets as many words as its text has, and the tokens of those words.
+    supervisions, each gets the words of its text, and the tokens of those words.
 
     Args:
         normalise: makes the text that was aligned of one in the data.
 
     Raises:
-        UndividedWordsError: the texts of several supervisions do not have as many words as were
-            aligned.
+        UndividedWordsError: the texts of several supervisions are not those of the aligned words,
+            or one of them ends within a word.
     """
     words = [_item(w.word, w.start, w.end, w.confidence) for w in utterance.words]
     tokens = [_item(t.token, t.start, t.end, t.confidence) for t in utterance.tokens]
     in_order = sorted(cut.supervisions, key=lambda s: s.start)
-    counts = [len(normalise(supervision.text or "").split()) for supervision in in_order]
-    if len(counts) == 1:
-        counts = [len(words)]
-    if sum(counts) != len(words):
+    # Counted in characters: a phrase in a script without spaces may be several words.
+    before = _characters_before([word.word for word in utterance.words])
+    ends = _characters_before([normalise(each.text or "") for each in in_order])[1:]
+    if len(ends) == 1:
+        ends = before[-1:]
+    if ends[-1:] != before[-1:] or not set(ends) <= set(before):
         raise UndividedWordsError(
-            f"the texts of the {len(counts)} supervisions of {utterance.id} have {sum(counts)} "
-            f"words, and {len(words)} were aligned, so they cannot be divided among them: write "
-            "ctm or textgrid, or cut the supervisions apart (CutSet.trim_to_supervisions)"
+            f"the texts of the {len(in_order)} supervisions of {utterance.id} are not those of the "
+            "aligned words, or one of them ends within a word, so the words cannot be divided "
+            "among them: write ctm or textgrid, or cut the supervisions apart "
+            "(CutSet.trim_to_supervisions)"
         )
     aligned = {}
-    places = _token_places(words, tokens)
+    places = _token_places(utterance.words, utterance.tokens)
     word = token = 0
-    for supervision, count in zip(in_order, counts, strict=True):
-        last_word, last_token = word + count, places[word + count]
+    for supervision, end in zip(in_order, ends, strict=True):
+        last_word = before.index(end)
+        last_token = places[last_word]
         aligned[supervision.id] = replace(
             supervision,
             alignment={
@@ -86,9 +93,14 @@ def cut_with_alignment(
     return replace(cut, supervisions=[aligned[s.id] for s in cut.supervisions])
 
 
-def _token_places(words: Sequence[AlignmentItem], tokens: Sequence[AlignmentItem]) -> list[int]:
+def _characters_before(texts: Sequence[str]) -> list[int]:
+    """The number of characters before each text, and of all, without spaces."""
+    return [*accumulate((len("".join(text.split())) for text in texts), initial=0)]
+
+
+def _token_places(words: Sequence[TimedWord], tokens: Sequence[TimedToken]) -> list[int]:
     """The number of tokens before each word, and of all."""
-    places = [first for first, _ in word_spans([token.symbol for token in tokens])]
+    places = [first for first, _ in timed_spans(tokens)]
     if len(places) != len(words):
         # Unknown words in a row share a token, and a language tag belongs to no word. Then by time,
         # although a calibration moves words alone.
@@ -289,7 +301,7 @@ def file_name(utterance: str) -> str:
 
     Some digits of a hash follow a name that `name_of_file` changes.
     """
-    name = name_of_file(utterance)
+    name = name_of_file(utterance, _MOST_BYTES)
     if name == utterance:
         return name
     return f"{name}-{hashlib.sha256(utterance.encode()).hexdigest()[:8]}"

@@ -89,7 +89,8 @@ def report(options: argparse.Namespace, console: Console) -> int:
         console=console,
     )
     path: Path = options.output or RunFolder(folder).report
-    write_lines(path, [page.html])
+    # A link stays one.
+    write_lines(path.resolve(), [page.html])
     for hint in page.hints:
         print(hint)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

@@ -132,9 +132,8 @@ def score_problem(best: Hypothesis) -> str:
         return ""
     return (
         f"the score of the best hypothesis is {best.score}, because the model's output has a NaN "
-        "or an infinity: of a run with decode.precision=float16, set bfloat16 or float32; of "
-        "ONNX files, export the model again; else look for such values in the audio and the "
-        "parameters"
+        "or an infinity: with decode.precision=float16, use bfloat16 or float32; for ONNX files, "
+        "export the model again; otherwise look for such values in the audio and the parameters"
     )
 
 

@@ -10,7 +10,10 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
+from pruned_rnnt.data.tokens.text_normalisation import (
+    joins_the_character_before,
+    written_without_spaces,
+)
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.calibration import Calibration, SymbolTimes
 from pruned_rnnt.decode.head_paths import HeadPath
@@ -62,8 +65,8 @@ class TimedWord(NamedTuple):
     """A word with its start and end in seconds.
 
     confidence: with a calibration, the probability that the word is right; without one, the
-        probability of its symbols at their frames, given the symbols before each; so also where
-        the calibration needs the path of a CTC head that is not known.
+        probability of its symbols at their frames, given the symbols before each, or with a
+        calibration that needs the CTC head, if the head's path is unknown.
     """
 
     word: str
@@ -140,7 +143,7 @@ def timed_words(
     """The words of a path; without word-start symbols it is one word.
 
     In a script without spaces, a part between two spaces that lasts more than 2 s is a phrase or a
-    whole text: each of its symbols is a word.
+    whole text: each of its symbols is a word, with the marks that follow it.
 
     With a calibration, words are where it places them around their symbols. Without one, a word
     lasts from its first symbol to 0.2 s after its last one, or to the next word.
@@ -161,11 +164,7 @@ def word_parts(
     begin: float = 0.0,
 ) -> list[WordPart]:
     """The words of a path before their symbols are decoded; arguments as for `timed_words`."""
-    parts = [
-        part
-        for first, stop in word_spans([t.token for t in tokens])
-        for part in _divided_phrase(tokens[first:stop])
-    ]
+    parts = [tokens[first:stop] for first, stop in timed_spans(tokens)]
     times = calibration.times if calibration is not None else None
     spans = _token_spans(parts, seconds) if times is None else _word_spans(parts, times)
     found = []
@@ -198,24 +197,33 @@ def word_spans(names: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def unit_spans(names: Sequence[str]) -> list[tuple[int, int]]:
-    """As `word_spans`, but symbols of scripts without spaces are words of their own."""
+    """As `word_spans`, but each symbol of a script without spaces begins a word, too, which marks
+    and symbols of other scripts continue."""
     starts = [i for i, name in enumerate(names) if i == 0 or begins_unit(name)]
     return list(pairwise([*starts, len(names)]))
 
 
 @lru_cache(maxsize=1 << 16)
 def begins_unit(name: str) -> bool:
-    """Whether a symbol begins a word, or is of a script without spaces."""
-    return name.startswith(WORD_START) or written_without_spaces(name)
+    """Whether a symbol begins a word, or a character of a script without spaces."""
+    return name.startswith(WORD_START) or (
+        written_without_spaces(name) and not joins_the_character_before(name[0])
+    )
 
 
-def _divided_phrase(tokens: Sequence[TimedToken]) -> list[Sequence[TimedToken]]:
-    """A word, or the symbols of a phrase in a script without spaces."""
+def timed_spans(tokens: Sequence[TimedToken]) -> list[tuple[int, int]]:
+    """As `word_spans`, but long phrases in a script without spaces are divided as by
+    `unit_spans`."""
     names = [token.token for token in tokens]
-    is_long = tokens[-1].end - tokens[0].start > _LONGEST_WORD_SECONDS
-    if not (is_long and written_without_spaces("".join(names))):
-        return [tokens]
-    return [tokens[first:stop] for first, stop in unit_spans(names)]
+    spans = []
+    for first, stop in word_spans(names):
+        own = names[first:stop]
+        is_long = tokens[stop - 1].end - tokens[first].start > _LONGEST_WORD_SECONDS
+        if is_long and written_without_spaces("".join(own)):
+            spans += [(first + i, first + j) for i, j in unit_spans(own)]
+        else:
+            spans.append((first, stop))
+    return spans
 
 
 def _token_spans(

@@ -82,8 +82,8 @@ def lattice_figure(
     Raises:
         TypeError: occupancy, bounds, alignment or index is of another type, or the occupancy has
             no durations although these are given.
-        ValueError: the index or a length is outside the occupancy, bounds or alignment is of
-            another shape, or there are fewer tokens than symbols.
+        ValueError: the index or a length is outside the occupancy, bounds is not (N, T), alignment
+            neither (N, U) nor (U,), or there are fewer tokens than symbols.
     """
     require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg

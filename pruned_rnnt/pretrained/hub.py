@@ -66,7 +66,9 @@ def local_path(model: Path | str) -> Path:
         return fetch(hub_name(text))
     except MissingPackageError as error:
         if _PREFIX.match(text) is None:
-            error.msg = f"there is no {text} here, and to fetch a repository of this name: {error}"
+            error.msg = (
+                f"there is no file or folder {text}, and no repository can be fetched: {error}"
+            )
         raise
 
 
@@ -97,9 +99,10 @@ def fetch(name: HubName) -> Path:
 def push(folder: Path, name: HubName, *, private: bool = False, message: str = "") -> str:
     """Upload an exported folder as one commit; returns the address of the commit.
 
-    Creates the repository and the branch if there are none. Files of earlier exports in it that
-    the folder does not have are deleted, and logged; others stay. In the uploaded README the
-    examples load the repository instead of a local folder.
+    Creates the repository and the branch if there are none; the revision `refs/pr/1` is a pull
+    request, to which the commit is added. Files of earlier exports that the folder does not have
+    are deleted, and logged; others stay. In the uploaded README the examples load the repository
+    instead of a local folder.
 
     Args:
         folder: what `pruned-rnnt export` wrote.
@@ -107,7 +110,7 @@ def push(folder: Path, name: HubName, *, private: bool = False, message: str = "
         message: of the commit.
 
     Raises:
-        HubError: not logged in, or no permission; or the revision is a tag.
+        HubError: not logged in, no permission, or the revision is a tag.
         MissingPackageError: huggingface_hub is not installed.
     """
     require("huggingface_hub")
@@ -121,7 +124,8 @@ def push(folder: Path, name: HubName, *, private: bool = False, message: str = "
     files = _files_to_push(folder, name)
     try:
         api.create_repo(name.repository, private=private, exist_ok=True)
-        if name.revision is not None:
+        # Pull requests, refs/pr/1, are no branches.
+        if name.revision is not None and not name.revision.startswith("refs/"):
             tags = api.list_repo_refs(name.repository).tags
             if any(tag.name == name.revision for tag in tags):
                 raise HubError(

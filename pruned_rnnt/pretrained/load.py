@@ -50,8 +50,8 @@ def load(
         if folder == Path(path):
             raise
         raise NoModelError(
-            f"{error}. If it has more on the hub, the download of {path} is incomplete: load it "
-            "once with a network"
+            f"{error}. If the repository has more files, the download of {path} is incomplete: "
+            "load it once while online"
         ) from error
     if found.kind != "run":
         _check_is_no_checkpoint(found, settings)

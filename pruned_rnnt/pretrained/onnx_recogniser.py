@@ -376,7 +376,7 @@ class _Session:
             self._on_run(self._graph, feeds)
         try:
             outputs: list[Any] = self._session.run(None, feeds)
-        except Exception as error:  # as in __init__; with a message about memory if that ran out
+        except Exception as error:  # of several kinds; `is_out_of_memory` knows the message
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RuntimeError(f"{self.path} fails in onnxruntime: {reason}") from error
         return outputs

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
@@ -74,11 +74,9 @@ class ByteBudget:
         self.left = size
         self.left_out = 0
 
-    def take(self, make: Callable[[], Clip]) -> Clip:
-        """The clip that is made; if it does not fit, an empty clip with the reason. Without bytes
-        left, none is made."""
-        clip = make() if self.left > 0 else None
-        if clip is None or len(clip.url) > self.left:
+    def take(self, clip: Clip) -> Clip:
+        """The clip; if it does not fit, an empty clip with the reason."""
+        if len(clip.url) > self.left:
             self.left_out += 1
             return Clip("", "left out: the page would exceed --megabytes")
         self.left -= len(clip.url)

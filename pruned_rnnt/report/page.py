@@ -59,8 +59,8 @@ def render_page(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(json=script_json, percent=percent, clock=clock, signed=signed)
-    is_one_run = len(page.runs) < len(page.names)
-    named = list(zip([page.run.name] if is_one_run else page.names, page.runs, strict=True))
+    is_same_run = len(page.runs) < len(page.names)
+    named = list(zip([page.run.name] if is_same_run else page.names, page.runs, strict=True))
     tables = [table for section in page.sections for table in section.tables]
     html = environment.get_template("report.html").render(
         page=page,
@@ -75,7 +75,7 @@ def render_page(page: Page) -> str:
         most_ratio=MOST_RATIO,
         older=[
             (name, *each)
-            for name, run in ([] if is_one_run else named)
+            for name, run in ([] if is_same_run else named)
             for each in run.other_results([scored.result for _, scored in page.results])
         ],
         settings=_settings(page.run),

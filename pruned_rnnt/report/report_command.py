@@ -89,9 +89,10 @@ def make_report(
     sections = _sections(run, scored, comparisons, names, options, console)
     results = [(names[0], each) for each in scored.values()]
     results += [(names[1], each) for each in second.values()]
+    runs = [run]
     # Two results may be of one run.
-    is_one_run = other is None or run.folder.resolve() == other.folder.resolve()
-    runs = [run] if other is None or is_one_run else [run, other]
+    if other is not None and other.folder.resolve() != run.folder.resolve():
+        runs.append(other)
     hints = tuple(_hints(runs, names, scored, second))
     page = Page(
         run=run,

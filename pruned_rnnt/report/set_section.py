@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from pruned_rnnt.decode.emission_delay import (
@@ -152,8 +151,8 @@ def worst_utterances(
             pairs=timed_pairs(utterance),
             second=second,
             second_pairs=timed_pairs(second) if second else (),
-            audio=budget.take(partial(audio_clip, cut)) if with_audio else Clip(""),
-            picture=(budget.take(partial(pictures.clip, utterance, cut)) if pictures else Clip("")),
+            audio=budget.take(audio_clip(cut)) if with_audio else Clip(""),
+            picture=budget.take(pictures.clip(utterance, cut)) if pictures else Clip(""),
         )
 
 

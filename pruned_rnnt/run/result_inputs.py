@@ -18,11 +18,11 @@ _NOT_IN_FILE_NAMES = re.compile(r"[^\w.+=@-]+")
 _NAMES = ("split", "data", "own_data", "checkpoint", "label")
 
 
-def name_of_file(text: str) -> str:
-    """A text for the name of a file: at most 150 bytes, and other than word characters and .+=@-
-    become underscores."""
+def name_of_file(text: str, most_bytes: int = _MOST_BYTES) -> str:
+    """A text for the name of a file: not longer, and all but word characters and .+=@- become
+    underscores."""
     name = _NOT_IN_FILE_NAMES.sub("_", text)
-    return name.encode()[:_MOST_BYTES].decode(errors="ignore")
+    return name.encode()[:most_bytes].decode(errors="ignore")
 
 
 @dataclass(frozen=True, kw_only=True)

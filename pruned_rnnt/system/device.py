@@ -67,9 +67,9 @@ def _start(device: torch.device) -> None:
 
 
 class DeviceLock:
-    """Lets one thread at a time use states and graphs; again for the same thread.
+    """Lets one thread at a time use states and graphs, which may take the lock several times.
 
-    A copy of its owner gets a lock of its own.
+    A deep or pickled copy of its owner gets a lock of its own.
     """
 
     def __init__(self) -> None:

@@ -56,8 +56,9 @@ class AudioRecogniser(ABC):
     Audio longer than `segments.window` is cut at pauses. Where there is no pause within this
     length, overlapping windows are transcribed and joined at words that both contain.
 
-    Several threads may use a recogniser: on a GPU their batches wait for each other, and steps of
-    streams do everywhere.
+    Several threads may use a recogniser. Steps of its streams wait for each other; on a GPU,
+    batches do, too, and steps wait for batches: use a second recogniser for live streams beside
+    long files.
 
     Attributes:
         model: the torch model in evaluation mode; None if another library runs it.

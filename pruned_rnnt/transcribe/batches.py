@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 # Segments wait for so many batches: more audio to choose from means less padding. At first, fewer
 # (or a smaller batch): a GPU that has nothing to do should not wait. Each time doubles them.
 _FIRST_BATCHES, _MOST_BATCHES = 0.5, 8
+_DECODED = object()
 
 
 class _Waiting(NamedTuple):
@@ -177,7 +178,7 @@ class SegmentBatches:
     def _goes_on(self, batch: Generator[None]) -> bool:
         """Go on with a batch up to where it waits for the device; False if it is decoded."""
         with self._decoder.lock:
-            return next(batch, self) is None
+            return next(batch, _DECODED) is not _DECODED
 
     def _wait(self) -> None:
         """Wait for the batches that were launched."""

@@ -229,9 +229,11 @@ def with_retried(path: FoundPath, gap: Stretch, part: Stretch, retried: FoundPat
         return (*own[:place], *(new[n] for n in inside), *own[place:])
 
     def placed(own: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-        """As `inserted`, of frames: a symbol is not before or after the own ones beside it."""
-        frames = (max(new[n] + offset, *own[:place][-1:], 0) for n in inside)
-        within = (min((frame, *own[place:][:1])) for frame in frames)
+        """As `inserted`, of frames, which stay between those beside the gap."""
+        least = own[place - 1] if place else 0
+        within = [max(new[n] + offset, least) for n in inside]
+        if place < len(own):
+            within = [min(frame, own[place]) for frame in within]
         return (*own[:place], *within, *own[place:])
 
     old, new = path.hypothesis, retried.hypothesis

@@ -91,7 +91,7 @@ class StreamGroup:
         frames = decoder.output_lengths(lengths, len(ready)).tolist()
         paths = found.result()
         copied_NTF, copied_NC = copy.tensors()
-        # After all that may fail: a chunk that is decoded again then starts from the same states.
+        # Only now: if the search failed, the chunk is decoded again from the same states.
         self._slots.write(slots_N, (*encoder_state, *search_state))
         results = zip(
             ready, paths, frames, copied_NTF, copied_NC.tolist(), lengths_N.tolist(), strict=True

@@ -211,7 +211,8 @@ def _srt(result: Transcription) -> str:
 def _with_spaces(result: Transcription) -> Iterator[str]:
     """Each word, after a space unless the text has none there."""
     place = 0
-    for word, *_ in result.words:
+    for timed in result.words:
+        word = timed.word
         found = result.text.find(word, place)
         yield word if found == place else f" {word}"
         place = found + len(word) if found >= 0 else place

@@ -22,7 +22,8 @@ from pruned_rnnt.align.output import (
     textgrid,
 )
 from pruned_rnnt.align.utterance import AlignedUtterance
-from pruned_rnnt.decode.word_times import TimedToken, TimedWord
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.word_times import TimedToken, TimedWord, timed_tokens, timed_words
 from pruned_rnnt.run.result_inputs import ResultInputs
 
 
@@ -208,9 +209,30 @@ def test_supervisions_get_the_words_of_their_text_as_it_was_aligned() -> None:
         by_tokenizer, utterance("u", extra=1), lambda text: text.replace("1/2", 'one t"wo')
     )
     assert [len(own.alignment["word"]) for own in aligned.supervisions] == [2, 1]
-    message = r"the 2 supervisions of u have 2 words, and 3 were aligned, so they cannot be"
+    message = r"the 2 supervisions of u are not those of the aligned words, or one of them ends"
     with pytest.raises(UndividedWordsError, match=message):
         cut_with_alignment(by_tokenizer, utterance("u", extra=1))
+
+
+@pytest.mark.parametrize("step", [2, 10])
+@pytest.mark.parametrize("between", [" ", ""])
+def test_long_phrases_without_spaces_are_divided_too(step: int, between: str) -> None:
+    texts = ["hello world" if between else "そうです", "今日はいいてんきですね"]
+    tokenizer = train_tokenizer(texts, TokenizerConfig(kind="char"))
+    symbols = tokenizer.encode(between.join(texts))
+    frames = [step * n for n in range(len(symbols))]
+    tokens = timed_tokens(tokenizer.symbols, symbols, frames, [-0.1] * len(symbols))
+    words = timed_words(tokenizer, tokens)
+    found = replace(utterance("u"), tokens=tokens, words=words)
+    if not between and len(words) == 1:
+        with pytest.raises(UndividedWordsError, match="ends within a word"):
+            cut_with_alignment(cut("u", texts), found)
+        return
+    aligned = cut_with_alignment(cut("u", texts), found)
+    for text, own in zip(texts, aligned.supervisions, strict=True):
+        for kind in ("word", "token"):
+            spelt = "".join(item.symbol for item in own.alignment[kind])
+            assert spelt.replace("▁", "") == text.replace(" ", "")
 
 
 @pytest.mark.parametrize("shift", [-0.15, 0.15])
@@ -250,10 +272,11 @@ def test_words_that_cannot_be_divided_do_not_end_the_others(tmp_path: Path) -> N
         ("a-b_1.x", "a-b_1.x"),
         ("../a b", ".._a_b"),
         ("é/ü", "é_ü"),
-        pytest.param("日" * 100, "日" * 50, id="long"),
+        pytest.param("a" * 237, "a" * 237, id="longest"),
+        pytest.param("日" * 100, "日" * 79, id="long"),
     ],
 )
 def test_file_names(utterance_id: str, name: str) -> None:
-    assert len(file_name(utterance_id).encode()) <= 160
+    assert len(f"{file_name(utterance_id)}.TextGrid".encode()) <= 255
     assert file_name(utterance_id).startswith(name)
     assert file_name(utterance_id) != file_name(name) or utterance_id == name

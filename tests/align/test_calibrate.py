@@ -15,6 +15,7 @@ from pruned_rnnt.cli import main
 from pruned_rnnt.data.audio.features import nemo_features
 from pruned_rnnt.data.input.batch import AlignedWord, Batch
 from pruned_rnnt.data.input.datamodule import DataModule
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.calibration import (
     Calibration,
     ConfidenceMap,
@@ -174,6 +175,24 @@ def test_words_are_judged_by_the_reference(run: Path, loaded: LoadedModel) -> No
     confidences, right = word_confidences([utterance], tokenizer, None)
     assert right == [True, False, True]
     assert confidences == pytest.approx(torch.tensor(scores).exp().tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_phrases_without_spaces_are_no_words(step: int) -> None:
+    """However long they last."""
+    text = "one 今日はいいてんきですね two"
+    tokenizer = train_tokenizer([text], TokenizerConfig(kind="char"))
+    symbols = tuple(tokenizer.encode(text))
+    best = Hypothesis(
+        symbols=symbols,
+        frames=tuple(step * n for n in range(len(symbols))),
+        score=-1.0,
+        symbol_scores=(-0.1,) * len(symbols),
+    )
+    utterance = Decoded(id="a", reference=text, texts=(text,), hypotheses=(best,), heads=(None,))
+    confidences, right = word_confidences([utterance], tokenizer, None)
+    assert right == [True, True]
+    assert len(confidences) == 2
 
 
 def test_decoded_sets_have_the_paths_of_the_head(run: Path, loaded: LoadedModel) -> None:

@@ -103,6 +103,9 @@ def test_spans_of_words() -> None:
     assert word_spans(["b", "c"]) == [(0, 2)]
     assert word_spans([]) == []
     assert unit_spans(["▁a", "b", "▁今", "日", "は。", "c"]) == [(0, 2), (2, 3), (3, 4), (4, 6)]
+    thai = ["▁พ", *"รุ่งนี้"]
+    spans = unit_spans(thai)
+    assert ["".join(thai[i:j]) for i, j in spans] == ["▁พ", "รุ่", "ง", "นี้"]
 
 
 @pytest.mark.parametrize(("step", "words"), [(1, 1), (30, 3)])

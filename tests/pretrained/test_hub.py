@@ -133,7 +133,9 @@ def test_missing_package_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     wanted = r"huggingface-hub is not .*pruned_rnnt\[hub\]"
-    with pytest.raises(MissingPackageError, match=f"there is no owner/name here, and .*: {wanted}"):
+    with pytest.raises(
+        MissingPackageError, match=f"no file or folder owner/name, and .*: {wanted}"
+    ):
         pruned_rnnt.load("owner/name")
     with pytest.raises(MissingPackageError, match=f"^{wanted}"):
         pruned_rnnt.load("hf://owner/name")
@@ -228,7 +230,7 @@ def test_a_new_branch_is_created(
         branches.append(branch)
 
     def list_repo_files(api: Any, repo_id: str, *, revision: str | None) -> list[str]:
-        assert revision in (None, *branches)
+        assert revision in (None, "refs/pr/1", *branches)
         return []
 
     tags = SimpleNamespace(tags=[SimpleNamespace(name="v1")])
@@ -236,10 +238,10 @@ def test_a_new_branch_is_created(
     monkeypatch.setattr(hub.HfApi, "list_repo_files", list_repo_files)
     monkeypatch.setattr(hub.HfApi, "list_repo_refs", lambda *_: tags)
     (tmp_path / "model.pt").write_bytes(b"model")
-    for name in ("me/model", "me/model@new"):
+    for name in ("me/model", "me/model@new", "me/model@refs/pr/1"):
         push(tmp_path, hub_name(name))
-    assert branches == ["new"]
-    assert len(server.commits) == 2
+    assert branches == ["new"]  # a pull request is no branch
+    assert len(server.commits) == 3
     with pytest.raises(HubError, match=r"to me/model@v1: v1 is a tag, needs a branch$"):
         push(tmp_path, hub_name("me/model@v1"))
 

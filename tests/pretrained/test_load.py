@@ -228,7 +228,7 @@ def test_onnx_files_of_other_exports_and_damaged_ones_are_errors(
     joiner = (whole / "joiner.onnx").read_bytes()
     assert bias in joiner
     (whole / "joiner.onnx").write_bytes(joiner.replace(bias, b"\xff" * len(bias)))
-    with pytest.raises(ValueError, match=r"is nan, .* of ONNX files, export the model again"):
+    with pytest.raises(ValueError, match=r"is nan, .* for ONNX files, export the model again"):
         pruned_rnnt.load(whole).transcribe(sound(SECONDS))
     (whole / "joiner.onnx").write_bytes(joiner)
     recogniser = pruned_rnnt.load(whole)
@@ -255,7 +255,7 @@ def test_onnx_files_in_the_layout_of_nemo_are_checked(tokenizer: Tokenizer, tmp_
     with torch.no_grad():
         model.joiner.output_linear.bias[3:] = torch.nan
     export_onnx(ModelFile(model, tokenizer), tmp_path, OnnxOptions(), "")
-    with pytest.raises(ValueError, match=r"is nan, .* of ONNX files, export the model again"):
+    with pytest.raises(ValueError, match=r"is nan, .* for ONNX files, export the model again"):
         pruned_rnnt.load(tmp_path).transcribe(sound(SECONDS))
     path = tmp_path / "encoder.onnx"
     encoder = onnx.load(path)

@@ -7,13 +7,15 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.decode.word_times import TimedWord
+from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.transcribe_command import AudioInput, write_transcript
 from pruned_rnnt.transcribe.transcription import (
@@ -92,6 +94,19 @@ def test_subtitles_have_the_spaces_of_the_text() -> None:
     for text in ("今日は one", "今日 は one"):
         found = Transcription(text=text, words=said, score=0.0, seconds=1.0)
         assert transcript(found, "a", "srt", False).splitlines()[2] == text
+
+
+def test_no_subtitle_begins_with_a_mark() -> None:
+    text = "วันนี้อากาศดีมากพรุ่งนี้ก็จะแจ่มใสเราจะไปภูเขากันและทะเลก็มองเห็นได้"
+    tokenizer = train_tokenizer([text], TokenizerConfig(kind="char"))
+    symbols = tokenizer.encode(text)
+    frames = [8 * n for n in range(len(symbols))]
+    tokens = timed_tokens(tokenizer.symbols, symbols, frames, [-0.1] * len(symbols))
+    said = timed_words(tokenizer, tokens)
+    parts = subtitles(said)
+    assert len(parts) > 3
+    assert "".join(word.word for part in parts for word in part) == text
+    assert not any(unicodedata.category(word.word[0])[0] == "M" for word in said)
 
 
 def test_ctm_and_text() -> None:

@@ -27,8 +27,8 @@ _WORD_START = "\u2581"
 # Symbols that are no letters have names like this: <blk>.
 _SPECIAL = "<"
 _ROOT, _DEAD = 0, 1
-# Entries of the table of prefixes: 2 GB.
-_MAX_ENTRIES = 2**29
+# Entries of the table of prefixes, of four bytes: 8 GiB.
+_MAX_ENTRIES = 2**31
 # Keeps logarithms finite.
 _LEAST = 1e-30
 
