@@ -179,6 +179,7 @@ def test_base_cycle_is_refused(tmp_path: Path) -> None:
         ("names=[1.10]", r"YAML reads yours as 1\.1:"),
         ("names=[null]", r"'names=\[None\]': needs a value, got none"),
         ("names=no", r"needs a list, such as names=\[a, b\]"),
+        ("seed=1e300", "'1e.300' of type 'float' could not be converted to Integer$"),
         ("seed=1e3", "'1000.0' of type 'float' could not be converted to Integer: write 1000$"),
         ("optimiser.betas=[0.9,yes]", "'optimiser.betas=.*': Value 'True' of type 'bool'"),
         ("optimiser.pair=[a,0.1]", "'optimiser.pair=.*': Value 'a' of type 'str' could not be"),

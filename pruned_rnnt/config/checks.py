@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-# What a value of a type may be: also a number of numpy.
+# Which values a setting of a type takes (numbers of numpy, too), and what messages call them.
 _KINDS: dict[Any, tuple[type, str]] = {
     int: (numbers.Integral, "a whole number"),
     float: (numbers.Real, "a number"),
@@ -55,7 +55,7 @@ def check_at_least(section: str, config: object, **least: float) -> None:
 
 
 def check_types(section: str, config: object) -> None:
-    """Raise an error for settings that are none of their choices (`Literal`), no numbers or lists.
+    """Raise an error for a setting of the wrong type, or not one of its choices (`Literal`).
 
     Files and overrides are checked when they are read; Python programs have only this check.
 
@@ -69,7 +69,7 @@ def check_types(section: str, config: object) -> None:
 
 
 def _unmet(kind: Any, value: Any) -> str:
-    """What the type needs and the value is not; empty if it fits."""
+    """What a value of this type must be; empty if `value` is one."""
     entries = get_args(kind)
     if get_origin(kind) is Literal:
         return "" if value in entries else f"one of {', '.join(map(str, entries))}"

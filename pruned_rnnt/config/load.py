@@ -366,10 +366,12 @@ def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
     if "ListConfig" in reason:
         return "takes one value, not a list"
     if "$VALUE" in reason and _is_list(given):  # OmegaConf's placeholders
-        wrong = next(x for x in given if not _fits(start, key, [x] * len(given)))
+        wrong = next((x for x in given if not _fits(start, key, [x] * len(given))), given)
         kind = type(wrong).__name__
         reason = reason.replace("$VALUE_TYPE", kind).replace("$VALUE", str(wrong))
-    if "to Integer" in reason and isinstance(given, float) and given.is_integer():
+    # Above, not each whole number is a float.
+    is_whole = isinstance(given, float) and given.is_integer() and abs(given) < 1e15
+    if "to Integer" in reason and is_whole:
         return f"{reason}: write {given:.0f}"
     return "needs a value, got none" if "'None'" in reason else reason
 

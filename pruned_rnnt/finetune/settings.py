@@ -24,6 +24,12 @@ _FEWEST_STEPS = 200
 _USUAL_STEPS = 2000
 _WARM_UP = 0.05
 _VALIDATIONS = 5
+# Settings that depend on the steps.
+_OF_THE_STEPS = (
+    ("schedule", "warm_up_steps"),
+    ("loss", "warm_up_steps"),
+    ("train", "validate_every"),
+)
 # Not inherited, because they belong to a data folder or to one run.
 _OWN_DATA_KEYS = ("path", "train", "valid", "old_path", "old_share", "lazy", "allow_commands")
 _OWN_DECODE_KEYS = ("checkpoint", "split", "fusion", "num_best")
@@ -68,7 +74,6 @@ def load_finetuning(
     }
     source = load_source(Path(init).expanduser(), from_dict(FinetuneConfig, chosen))
     values = settings_from(source, value_of("train.steps", yaml_path, overrides))
-    _check_rate(values["optimiser"], yaml_path, overrides)
     for part in ("encoder", "predictor"):
         # Another kind has other settings, so it cannot be compared with the source's later.
         key, kind = f"model.{part}.kind", values["model"][part]["kind"]
@@ -90,7 +95,15 @@ def load_finetuning(
         raise ConfigError(
             f"train.folder is the run in train.init, {init}: choose another folder for the new run"
         )
-    return config, None if _has_checkpoints(config) else source
+    if not _has_checkpoints(config):
+        _check_rate(values["optimiser"], yaml_path, overrides)
+        return config, source
+    # Its own, as earlier versions derived them from other steps, and as the steps may change.
+    run = RunFolder(config.folder).config
+    for section, name in _OF_THE_STEPS if run.is_file() else ():
+        own = value_of(f"{section}.{name}", run)
+        values[section][name] = values[section][name] if own is None else own
+    return load_config(ExperimentConfig, yaml_path, overrides, base=base), None
 
 
 def _has_checkpoints(config: ExperimentConfig) -> bool:
@@ -100,14 +113,15 @@ def _has_checkpoints(config: ExperimentConfig) -> bool:
 def _check_rate(
     inherited: dict[str, Any], yaml_path: Path | None, overrides: Sequence[str]
 ) -> None:
-    """Raise ConfigError for another optimiser with the learning rate of the source's."""
+    """Raise ConfigError for another optimiser with a learning rate for the inherited one."""
     name = value_of("optimiser.name", yaml_path, overrides) or inherited["name"]
     # Both kinds of adamw have the same rates.
     is_other = str(name).split("_")[0] != inherited["name"].split("_")[0]
     if is_other and value_of("optimiser.learning_rate", yaml_path, overrides) is None:
         raise ConfigError(
-            f"optimiser.name is {name}, and the source was trained with {inherited['name']}, whose "
-            "learning rates are others: set optimiser.learning_rate"
+            f"optimiser.name is {name}, and the default learning rate here is one for "
+            f"{inherited['name']}: set optimiser.learning_rate (about 1e-3 for adamw and 0.045 for "
+            "scaled_adam when training from scratch, a fifth of that for fine-tuning)"
         )
 
 

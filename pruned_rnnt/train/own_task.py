@@ -266,10 +266,10 @@ class OwnBatches:
     """Iterates over batches as the training engine needs it.
 
     `set_epoch` of the batches is called before each epoch, if they have it, and so are those of the
-    samplers and of the dataset of a DataLoader. What they draw from the
-    generators of Python, numpy and torch depends on the seed and the epoch alone, so that a
-    continued run gets the same batches: it reads the earlier ones of the epoch again, and compares
-    the last of them with that of the checkpoint.
+    samplers and of the dataset of a DataLoader. What they draw from the generators of Python, numpy
+    and torch depends on the seed and the epoch alone, so that a continued run gets the same
+    batches: it reads the earlier ones of the epoch again, and compares the last of them with that
+    of the checkpoint.
 
     Args:
         batches: each iteration gives the batches of an epoch.
@@ -286,17 +286,22 @@ class OwnBatches:
         # Number and digest of the newest batch, or of the last one of a loaded state.
         self._digested = 0
         self._digest = ""
+        # Whether samplers and datasets of a loader know the epoch: not in an epoch that was begun
+        # by an earlier version, as its order must not change in the middle.
+        self._tells_loader = True
 
     def set_epoch(self, epoch: int) -> None:
         """Select an epoch; the epoch of a loaded state keeps the place in it."""
         if epoch != self._epoch:
             self._epoch, self._skipped, self._digested, self._digest = epoch, 0, 0, ""
+            self._tells_loader = True
 
     def __iter__(self) -> Iterator[Any]:
-        for each in _with_epochs(self._batches):
+        for each in _with_epochs(self._batches, in_loader=self._tells_loader):
             each.set_epoch(self._epoch)
-        # Generators take seeds of 64 bits.
-        stream = RandomStream((1_000_003 * self.seed + self._epoch) % 2**63)
+        seed = 1_000_003 * self.seed + self._epoch
+        # torch takes seeds of at most 64 bits.
+        stream = RandomStream(seed if -(2**63) <= seed < 2**64 else seed % 2**63)
         with stream.used():
             batches = iter(self._batches)
         return self._remaining(batches, stream)
@@ -337,22 +342,29 @@ class OwnBatches:
         """
         # The batch before them is then not compared.
         digest = self._digest if self._digested == consumed_batches else ""
-        return {"epoch": self._epoch, "batches": consumed_batches, "short_digest": digest}
+        return {
+            "epoch": self._epoch,
+            "batches": consumed_batches,
+            "short_digest": digest,
+            "tells_loader": self._tells_loader,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batches of a state."""
         self._epoch, self._skipped = state["epoch"], state["batches"]
         # Earlier versions had digests of more values of a batch; such a batch is not compared.
         self._digested, self._digest = self._skipped, state.get("short_digest", "")
+        # Absent in checkpoints of version 0.2.
+        self._tells_loader = state.get("tells_loader", self._skipped == 0)
 
     def agree_without_fetching(self, batches: int) -> None:
         """Nothing to agree on: one process trains."""
 
 
-def _with_epochs(batches: Any) -> Iterable[Any]:
+def _with_epochs(batches: Any, *, in_loader: bool) -> Iterable[Any]:
     """The objects with a `set_epoch`: the batches, and what a DataLoader draws from."""
     found = [batches]
-    if isinstance(batches, DataLoader):
+    if in_loader and isinstance(batches, DataLoader):
         grouped = batches.batch_sampler
         found += [batches.dataset, batches.sampler, grouped, getattr(grouped, "sampler", None)]
     return {id(each): each for each in found if hasattr(each, "set_epoch")}.values()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
@@ -132,23 +133,24 @@ class Trainer:
                     f"clip_norm is {clip_norm}, which is for an optimiser of your own; set "
                     "OptimiserConfig.clip_norm"
                 )
-        task = OwnTask(
-            model=model,
-            batches=OwnBatches(batches, settings.seed, allow_changes=allow_changes),
-            loss=loss,
-            batch_size=size,
-            validation=validate,
-            batch_ids=ids,
-        )
-        experiment = OwnExperiment(
+        given_settings = OwnExperiment(
             train=dataclasses.replace(settings, device="cpu" if device.type == "cpu" else "cuda"),
             optimiser=config,
             schedule=schedule or ScheduleConfig(),
             own_optimiser=own_optimiser,
         )
+        # Before anything is written: config.yaml needs plain values, no numbers of numpy.
+        experiment = from_dict(OwnExperiment, _plain(to_dict(given_settings)), "settings")
+        task = OwnTask(
+            model=model,
+            batches=OwnBatches(batches, experiment.train.seed, allow_changes=allow_changes),
+            loss=loss,
+            batch_size=size,
+            validation=validate,
+            batch_ids=ids,
+        )
         self._trainer = engine.Trainer(
-            # Before anything is written: config.yaml needs plain values, no numbers of numpy.
-            from_dict(OwnExperiment, to_dict(experiment), "settings"),
+            experiment,
             Ranks(local_rank=device.index or 0),
             Console(),
             allow_changes=allow_changes,
@@ -211,6 +213,15 @@ class _OwnLog:
     def text(self, name: str, step: int, text: str) -> None: ...
 
     def close(self, *, failed: bool) -> None: ...
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's own numbers and texts instead of those of numpy."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _check_types(**arguments: tuple[object, Any]) -> None:

@@ -191,6 +191,25 @@ def test_settings_come_from_the_source_with_a_lower_rate(root: Path, tmp_path: P
     assert config.train.validate_every == 80
 
 
+def test_a_run_keeps_what_its_steps_gave(root: Path, tmp_path: Path) -> None:
+    """As earlier versions derived it from other steps; and it had other optimisers."""
+    checkpoint = tmp_path / "checkpoints/step-00000004.pt"
+    checkpoint.parent.mkdir()
+    checkpoint.touch()
+    own = "loss:\n  warm_up_steps: 11\nschedule:\n  warm_up_steps: 10\n"
+    (tmp_path / "config.yaml").write_text(f"{own}train:\n  validate_every: 40\n")
+    settings = [
+        *(f"train.init={root}/run", f"data.path={root}/new", f"train.folder={tmp_path}"),
+        *("train.steps=400", "optimiser.name=scaled_adam"),
+    ]
+    config, source = load_finetuning(None, settings)
+    assert source is None
+    assert (config.schedule.warm_up_steps, config.loss.warm_up_steps) == (10, 11)
+    assert (config.train.validate_every, config.train.steps) == (40, 400)
+    config, _ = load_finetuning(None, [*settings, "loss.warm_up_steps=3"])
+    assert (config.schedule.warm_up_steps, config.loss.warm_up_steps) == (10, 3)
+
+
 def measure(ranks: Ranks, root: Path) -> list[dict[str, int] | None]:
     settings = [f"train.init={root}/run", f"data.path={root}/new", "data.valid_max_duration=4"]
     config, source = load_finetuning(None, settings)

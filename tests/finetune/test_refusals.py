@@ -38,7 +38,7 @@ from tests.finetune.runs import command, error_of
             "'encoder.layers.0' matches encoder.layers.0.feedforward_in.1, which has an adapter",
         ),
         (["finetune.freeze=['*']"], "leaves nothing to train"),
-        (["optimiser.name=scaled_adam"], "the source was trained with adamw, whose learning rates"),
+        (["optimiser.name=scaled_adam"], "one for adamw: set optimiser.learning_rate"),
         (["finetune.vocabulary=extends"], "finetune.vocabulary"),
         (["train.folder=SOURCE"], "train.folder is the run in train.init"),
         (["data.old_share=0.5"], "data.old_share is 0.5, and data.old_path is empty: name the"),

@@ -231,6 +231,24 @@ def test_the_device_decides_about_statistics() -> None:
         assert norm.num_batches_tracked == int(applies)
 
 
+def test_only_what_a_step_changes_is_put_back(tmp_path: Path) -> None:
+    """Not buffers of a frozen part, nor those of inference mode, which cannot be written."""
+    model = Net(nn.BatchNorm1d(4))
+    teacher = nn.Module()
+    teacher.register_buffer("table", torch.zeros(1000))
+    model.add_module("teacher", teacher)
+    with torch.inference_mode():
+        model.register_buffer("bank", torch.ones(5))
+    statistics = RunningStatistics(model)
+    for training, kept in ((False, 3), (True, 4)):
+        teacher.train(training)
+        statistics.keep()
+        assert sum(len(places) for places, _ in statistics._kept) == kept
+    some = batches()
+    some[1] = torch.full((8, 4), math.nan)
+    assert trainer(tmp_path, model=model, batches=some).run() == "finished"
+
+
 def test_averages_have_the_buffers_that_a_module_replaced(tmp_path: Path) -> None:
     model = Net(ReplacingNorm())
     run = trainer(tmp_path, model=model, settings={"average_decay": 0.9})

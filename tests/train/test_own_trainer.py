@@ -31,6 +31,7 @@ from pruned_rnnt.train import (
 )
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.engine.distributed import process_group
+from pruned_rnnt.train.engine.random_state import RandomStream
 from tests.train.run_files import checkpoint_of
 
 CONSTANT = ScheduleConfig(kind="constant", warm_up_steps=0)
@@ -83,6 +84,11 @@ def trainer(folder: Path, steps: int = 7, **options: Any) -> Trainer:
         **options,
     }
     return Trainer(**arguments)
+
+
+class Drawn:
+    def __iter__(self) -> Iterator[float]:
+        yield random.random()
 
 
 class Died(BaseException):
@@ -366,6 +372,20 @@ def test_what_a_step_is_called_for(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert saved == [7, 14]
 
 
+def test_numbers_of_numpy_are_plain_settings(tmp_path: Path) -> None:
+    settings = {"seed": np.int64(2), "average_decay": np.float32(0.5)}
+    optimiser = OptimiserConfig(learning_rate=np.float64(0.01))
+    run = trainer(tmp_path, np.int64(2), settings=settings, optimiser=optimiser)  # type: ignore[arg-type]
+    assert run.run() == "finished"
+    config = load_checkpoint(run.checkpoints.paths()[-1])["config"]
+    found = [
+        config["train"]["seed"],
+        config["train"]["steps"],
+        config["optimiser"]["learning_rate"],
+    ]
+    assert repr(found) == "[2, 2, 0.01]"
+
+
 def test_the_folder_may_be_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     config = TrainConfig(folder="~/run", init="~/source")
@@ -391,6 +411,38 @@ def test_samplers_get_the_epoch(tmp_path: Path, grouped: bool) -> None:
     epochs = [tuple(seen[start : start + 6]) for start in (0, 6, 12)]
     assert len(set(epochs)) == 3
     assert all(sorted(epoch) == [0, 1, 2, 3, 4, 5] for epoch in epochs)
+
+
+def test_an_epoch_of_an_earlier_version_keeps_its_order() -> None:
+    """Samplers did not get the epoch, so that all had the order of the first."""
+    data = TensorDataset(torch.arange(6.0))
+
+    def order(state: dict[str, Any], epoch: int) -> list[float]:
+        sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True)
+        loader = own_task.OwnBatches(DataLoader(data, sampler=sampler), 0, allow_changes=False)
+        loader.load_state_dict(loader.state_dict(0) | state)
+        # A run that is stopped once more.
+        loader.load_state_dict(loader.state_dict(state["batches"]))
+        loader.set_epoch(epoch)
+        return [float(batch.content[0]) for batch in loader]
+
+    first = order({"epoch": 0, "batches": 0}, 0)
+    saved = {"epoch": 1, "batches": 2, "tells_loader": False}
+    assert order(saved, 1) == first[2:]
+    assert order(saved, 2) == order({"epoch": 2, "batches": 0}, 2) != first
+    batches = own_task.OwnBatches([], 0, allow_changes=False)
+    for count, tells in ((2, False), (0, True)):
+        batches.load_state_dict({"epoch": 1, "batches": count})
+        assert batches.state_dict(count)["tells_loader"] == tells
+
+
+@pytest.mark.parametrize("seed", [-1, 3])
+def test_seeds_that_fit_stay_as_they_are(seed: int) -> None:
+    stream = RandomStream(1_000_003 * seed)
+    with stream.used():
+        expected = random.random()
+    loader = own_task.OwnBatches(Drawn(), seed, allow_changes=False)
+    assert [batch.content for batch in loader] == [expected]
 
 
 class Ending(Dataset[Tensor]):
@@ -442,6 +494,29 @@ def test_an_optimiser_with_its_parameters_in_another_order_is_refused(tmp_path: 
                 trainer(tmp_path, 4, **options)
 
 
+def test_other_optimisers_and_renamed_parameters_are_not_called_reordered(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"allow_changes": True, "settings": {"average_decay": 0.0}}
+    trainer(tmp_path, 2, **options).run()
+    with pytest.raises(ConfigError, match=r"another optimiser .*parameter groups"):
+        trainer(tmp_path, 4, optimiser=OptimiserConfig(name="scaled_adam"), **options)
+
+    class Renamed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.renamed = new_net().layers
+
+        def load_state_dict(self, state: Mapping[str, Any], *others: Any, **options: Any) -> Any:
+            renamed = {name.replace("layers", "renamed"): each for name, each in state.items()}
+            return super().load_state_dict(renamed, *others, **options)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.renamed(x)
+            return found
+
+    run = trainer(tmp_path, 4, model=Renamed(), **options)
+    assert (run.step, run.run()) == (2, "finished")
+
+
 def test_an_epoch_that_ends_with_a_validation_has_one(tmp_path: Path) -> None:
     """Also in a continued run; and its checkpoint keeps the score."""
     options: dict[str, Any] = {"validate": lambda model: 1.0, "allow_changes": True}
@@ -453,7 +528,14 @@ def test_an_epoch_that_ends_with_a_validation_has_one(tmp_path: Path) -> None:
     settings = {"validate_every": 7, "save_every": 0}
     run = trainer(tmp_path / "inside", 15, settings=settings, **options)
     run.run()
-    assert [load_checkpoint(path)["score"] for path in run.checkpoints.paths()] == [1.0] * 3
+    # They continue at the start of the next epoch, also that of the run that was continued there.
+    for folder, batches in (("inside", [0, 0, 1]), ("ends", [0, 7])):
+        saved = list(
+            map(load_checkpoint, CheckpointFolder(tmp_path / folder / "checkpoints").paths())
+        )
+        saved = [values for values in saved if values["score"] is not None]
+        assert [values["counters"]["batch"] for values in saved] == batches
+        assert {values["score"] for values in saved} == {1.0}
 
 
 def test_the_folder_may_be_a_path(tmp_path: Path) -> None:
@@ -625,7 +707,6 @@ def optimised(kind: Any, **settings: Any) -> dict[str, Any]:
         ({"settings": {"validate_every": None}}, "train.validate_every is None, needs a whole num"),
         ({"settings": {"steps": "6"}}, "train.steps is '6', needs a whole number"),
         ({"settings": {"keep_last": 2.0}}, "train.keep_last is 2.0, needs a whole number"),
-        ({"settings": {"keep_last": np.int64(2)}}, "settings: 'train.keep_last'"),
         ({"settings": {"loggers": "wandb"}}, "train.loggers is 'wandb', needs a list"),
         ({"clip_norm": 1.0}, "clip_norm is 1.0, which is for an optimiser of your own"),
         ({"settings": {"device": "cpu"}}, "settings.device is 'cpu', which is for the commands"),

@@ -141,23 +141,3 @@ def test_parameters_without_elements_change_nothing() -> None:
         optimiser.load_state_dict(copy.deepcopy(optimiser.state_dict()))
         results.append(advance(model, optimiser, range(15)))
     assert all(map(torch.equal, *results))
-
-
-def test_what_is_frozen_in_training_stays() -> None:
-    """Also its moments, which continue when it is trained again."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
-    optimiser = ScaledAdam(model.parameters(), lr=0.02)
-    advance(model, optimiser, range(1, 15))
-    model[0].requires_grad_(False)
-    first, last = model[0].weight, model[1].weight
-    before = [first.clone(), optimiser.state[first]["change"].clone(), last.clone()]
-    for _ in range(5):
-        optimiser.zero_grad()
-        last.grad = torch.ones_like(last)
-        optimiser.step()
-    assert torch.equal(first, before[0])
-    assert torch.equal(optimiser.state[first]["change"], before[1])
-    assert not torch.equal(last, before[2])
-    model[0].requires_grad_(True)
-    advance(model, optimiser, range(15, 16))
-    assert not torch.equal(first, before[0])

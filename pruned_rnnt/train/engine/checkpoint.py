@@ -94,7 +94,7 @@ def load_checkpoint(path: Path | None) -> dict[str, Any]:
     except UnusableFileError as error:
         raise CheckpointError(str(error)) from error
     names = values.get("buffer_names")  # absent in checkpoints of version 0.2
-    buffers = names if isinstance(names, list) else ()
+    buffers = frozenset(names) if isinstance(names, list) else ()
     for state in (values["model"], values["average"]):
         if state is not None and (broken := describe_broken(state, buffers)):
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Running statistics, such as those of batch normalisations, which skipped steps leave as is."""
+"""Running statistics, such as of batch normalisations, which skipped steps leave as they were."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ class RunningStatistics:
     """The saved buffers of a model that passes may change or replace.
 
     A skipped step must leave them as they were, as NaN would never leave a running mean. They are
-    the floating-point ones, and the counters of batch normalisations.
+    the floating-point ones, and the counters of batch normalisations, of the modules in training
+    mode: a frozen part does not change, and each step would copy it.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [
-            module
-            for module in model.modules()
-            if any(_is_kept(module, *each) for each in module.named_buffers(recurse=False))
+            module for module in model.modules() if any(True for _ in module.buffers(recurse=False))
         ]
         # Of each dtype: module, name and buffer, and their values as one vector.
         self._kept: list[tuple[list[tuple[nn.Module, str, Tensor]], Tensor]] = []
@@ -28,7 +27,7 @@ class RunningStatistics:
     def keep(self) -> None:
         """Copy their values, before the passes of a step."""
         of_dtype: dict[torch.dtype, list[tuple[nn.Module, str, Tensor]]] = {}
-        for module in self._modules:
+        for module in filter(lambda each: each.training, self._modules):
             for name, buffer in module.named_buffers(recurse=False):
                 if _is_kept(module, name, buffer):
                     of_dtype.setdefault(buffer.dtype, []).append((module, name, buffer))
@@ -64,6 +63,7 @@ class RunningStatistics:
 
 
 def _is_kept(module: nn.Module, name: str, buffer: Tensor) -> bool:
-    is_saved = name not in module._non_persistent_buffers_set
-    has_mean = isinstance(getattr(module, "running_mean", None), Tensor)
-    return is_saved and (buffer.is_floating_point() or has_mean)
+    # What was made in inference mode cannot be written.
+    if name in module._non_persistent_buffers_set or buffer.is_inference():
+        return False
+    return buffer.is_floating_point() or isinstance(getattr(module, "running_mean", None), Tensor)

@@ -69,7 +69,7 @@ class Counters:
     consecutive_bad_steps, bad_steps: skipped steps since the last good one, and in total.
     validation_due: the validation of this step is not finished; true in a checkpoint that is
         written before it.
-    validated_step: that of the newest validation; -1 before the first.
+    validated_step: step of the newest validation; -1 before the first.
     best_score: lowest score of a validation; infinite before the first.
     validations_since_best: validations with a score after that one.
     """
@@ -121,6 +121,8 @@ class TrainingState:
     counters: Counters = dataclasses.field(default_factory=Counters)
     _random: dict[str, Any] | None = None
     _drops_scores: bool = False
+    # Of the validation at `counters.validated_step`.
+    _score: float | None = None
 
     def save(self, folder: CheckpointFolder, score: float | None) -> Path | None:
         """Write a checkpoint: all processes call, the first one writes.
@@ -128,12 +130,16 @@ class TrainingState:
         While steps are being skipped, no older checkpoint is removed.
 
         Args:
-            score: error rate of the validation; None if it was not measured.
+            score: error rate of the validation; None if it was not measured, or before in this
+                step.
 
         Raises:
             TrainingStopped: training has diverged; nothing is written.
         """
         self.stop_if_diverged(folder)
+        if score is None and self.counters.validated_step == self.counters.step:
+            score = self._score
+        self._score = score
         # A process whose worker died in the last, smaller group of an epoch counts batches that the
         # epoch does not have.
         self.counters.batch = min(self.ranks.gather(self.counters.batch))
@@ -170,7 +176,7 @@ class TrainingState:
                 "samplers": samplers if self.ranks.world_size > 1 else [],
                 "random": random_states,
                 "buffers": buffers,
-                "buffer_names": self._buffer_names(),
+                "buffer_names": sorted(self._buffer_names()),
                 "task": tasks,
                 "counters": self.counters.state_dict(),
                 "score": score,
@@ -255,6 +261,7 @@ class TrainingState:
         if values["scaler"]:  # empty unless the checkpoint was trained in float16
             self.scaler.load_state_dict(values["scaler"])
         self.counters = Counters.from_state_dict(values["counters"])
+        self._score = values.get("score")
         # Scores that are left are those of other settings: the run ended before a new one.
         self._drops_scores = values["counters"].get("best_score") == math.inf
         self._restart_scores([line for line in different if line.startswith(_SCORE_KEYS)])
@@ -325,8 +332,8 @@ class TrainingState:
                 f"continue: choose another train.folder ({reason})"
             ) from error
 
-    def _buffer_names(self) -> list[str]:
-        return [name for name, _ in self.task.model.named_buffers()]
+    def _buffer_names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self.task.model.named_buffers())
 
     def _optimised_names(self) -> list[str]:
         """The optimiser's parameters in its order; none if it is divided among processes."""
@@ -344,12 +351,14 @@ class TrainingState:
             saved: names of its parameters; empty if unknown, as in checkpoints of version 0.2.
         """
         try:
-            for before, now in zip(saved, self._optimised_names(), strict=False):
-                if before != now:
-                    raise ValueError(
-                        f"its parameters were in another order, {before} in the place of {now}"
-                    )
             load_optimiser_state(self.optimiser, values)
+            names = self._optimised_names()
+            # Other names may be those of a renamed model, whose sizes have been compared.
+            if sorted(saved) == sorted(names) and list(saved) != names:
+                places = next(pair for pair in zip(saved, names, strict=True) if len({*pair}) > 1)
+                raise ValueError(
+                    "its parameters were in another order, {} in the place of {}".format(*places)
+                )
         except ValueError as error:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run with another optimiser than this "

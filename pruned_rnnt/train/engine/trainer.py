@@ -345,11 +345,11 @@ class Trainer:
         counters.epoch += 1
         counters.batch = 0
         self.state.loader.set_epoch(counters.epoch)
-        if counters.validated_step == counters.step:
-            return  # its checkpoint, with the score, continues at the end of the epoch
-        if self.config.train.validate_every == 0:
+        at_epochs = self.config.train.validate_every == 0
+        if at_epochs and counters.validated_step != counters.step:
             self._save_and_validate()
-        elif self.config.train.save_every == 0:
+        elif at_epochs or self.config.train.save_every == 0:
+            # Also after a validation: its checkpoint would read the whole epoch again.
             self.state.save(self.checkpoints, score=None)
 
     def _save_and_validate(self) -> None:
@@ -434,7 +434,8 @@ class Trainer:
             logger.info("keeps %s", self.memory())
         for note in self.task.notes():
             logger.info(note)
-        if (warm_up := self.config.schedule.warm_up_steps) >= self.config.train.steps:
+        warm_up = self.config.schedule.warm_up_steps
+        if warm_up >= self.config.train.steps and self.ranks.is_first:
             logger.warning(
                 "schedule.warm_up_steps is %d and train.steps %d, so that the learning rate never "
                 "reaches optimiser.learning_rate: lower schedule.warm_up_steps",

@@ -47,7 +47,7 @@ from pruned_rnnt.train.optim.scaled_adam_passes import (
 _BUCKET_ELEMENTS = 2**24
 # Steps from one change of the sizes to the next.
 _SIZE_PERIOD = 4
-# What the state of a parameter has in float32, whatever the dtype of the parameter.
+# Entries of a parameter's state that are float32, whatever its own dtype.
 _IN_FLOAT32 = ("rms", "size_square", "size_gradients")
 # Largest growth of a parameter by one change of its size, as a fraction of the parameter.
 _MAX_GROWTH = 0.1
@@ -61,8 +61,8 @@ _EARLY_STEPS = (10, 20, 40)
 class ScaledAdam(torch.optim.Optimizer):
     """A `ConditionalOptimiser`; its formulas are in the docstring of the module.
 
-    A parameter without a gradient is updated as with a gradient of zero; one that requires none
-    stays as it is. No call waits for the device.
+    A parameter without a gradient is updated as with a gradient of zero. No call waits for the
+    device.
 
     Args:
         params: parameters or groups of them; each group is on one device and clipped by itself.
@@ -156,19 +156,8 @@ class ScaledAdam(torch.optim.Optimizer):
         return loss
 
     def _update(self, condition: Condition) -> None:
-        # Momentum would go on moving what was frozen in training. Its size is measured anew all the
-        # same, as it is that of its present value.
-        frozen = [p for g in self.param_groups for p in g["params"] if not p.requires_grad]
-        kept = [
-            value
-            for p in frozen
-            for value in (p, *(v for name, v in self.state.get(p, {}).items() if name != "rms"))
-        ]
-        before = [value.clone() for value in kept]
         for group in self._groups:
             group.update(condition, self.sum_over_processes)
-        if kept:
-            torch._foreach_copy_(kept, before)
 
     def take_back(self) -> None:
         """Subtract the last update, which did not apply, from the count of updates."""

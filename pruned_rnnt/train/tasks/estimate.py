@@ -187,10 +187,7 @@ def count(config: ExperimentConfig, scan: Scan, utterances: int | None) -> Count
             for step in range(train.save_every, train.steps, train.save_every)
         )
     elif train.validate_every:
-        # After each epoch, unless with a validation.
-        ends = (round(steps_per_epoch * k) for k in itertools.count(1))
-        before_last = itertools.takewhile(lambda step: step < train.steps, ends)
-        checkpoints += sum(step % train.validate_every > 0 for step in before_last)
+        checkpoints += math.ceil(train.steps / steps_per_epoch) - 1  # after each epoch
     return Counts(
         steps=train.steps,
         steps_per_epoch=steps_per_epoch,
