@@ -18,7 +18,9 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [
-            module for module in model.modules() if any(True for _ in module.buffers(recurse=False))
+            module
+            for module in model.modules()
+            if any(_is_kept(module, *each) for each in module.named_buffers(recurse=False))
         ]
         # Of each dtype: module, name and buffer, and their values as one vector.
         self._kept: list[tuple[list[tuple[nn.Module, str, Tensor]], Tensor]] = []
