@@ -19,7 +19,7 @@ from pruned_rnnt.train.engine.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from pruned_rnnt.train.engine.state import Counters
+from pruned_rnnt.train.engine.counters import Counters
 from pruned_rnnt.train.run import read_checkpoint
 
 
