@@ -213,7 +213,6 @@ def test_a_missing_shard_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     write_report(tmp_path, {})
     for number in (0, 1, 2, 3):
         (tmp_path / f"train_cuts.{number:06d}.jsonl.gz").touch()
-    (tmp_path / "train_cuts.old.jsonl.gz").touch()
     assert folder.splits() == ["train"]
     assert [path.name[11:17] for path in folder.manifests("train")] == [
         f"{number:06d}" for number in range(4)
@@ -227,6 +226,18 @@ def test_a_missing_shard_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     (tmp_path / "train_cuts.000000.jsonl.gz").unlink()
     assert len(folder.manifests("train")) == 2
     assert f"{tmp_path}/train_cuts.000000.jsonl.gz is missing" in caplog.messages[1]
+
+
+def test_shards_without_a_number_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("000000", "000001", "extra"):
+        (tmp_path / f"train_cuts.{name}.jsonl.gz").touch()
+    for _ in range(2):
+        assert len(PreparedFolder(tmp_path).manifests("train")) == 2
+    (message,) = caplog.messages
+    assert "not read, as they have no number: train_cuts.extra.jsonl.gz;" in message
+    assert "rename shards to train_cuts.000002.jsonl.gz" in message
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +76,25 @@ class PreparedFolder:
             raise FileNotFoundError(
                 f"no split {split!r} at {path} (splits found: {found}); run `pruned-rnnt prepare`"
             )
-        # Others are copies, or of other programs, which need not number them.
         numbers = {shard: n for shard in shards if (n := _number(shard)) is not None}
-        if (self.path / REPORT_NAME).is_file():
-            known = set(numbers.values())
-            missing = next(n for n in count() if n not in known)
-            if missing < max(known, default=0):
-                _warn_of_gap(path, missing)
-        return list(numbers) or shards
+        if not numbers:
+            return shards  # of another program, which need not number them
+        # Others beside them may be copies.
+        if others := [shard.name for shard in shards if shard not in numbers]:
+            _warn_once(
+                f"{self.path}: not read, as they have no number: {', '.join(others)}; rename "
+                f"shards to {split}_cuts.{max(numbers.values()) + 1:06d}.jsonl.gz and so on, and "
+                "move copies elsewhere"
+            )
+        missing = min(set(range(max(numbers.values()))) - {*numbers.values()}, default=None)
+        if missing is not None and (self.path / REPORT_NAME).is_file():
+            # Not an error: prepare writes no manifest for a shard without usable utterances.
+            _warn_once(
+                f"{self.path / split}_cuts.{missing:06d}.jsonl.gz is missing, and later shards "
+                "exist: copy the folder again, unless prepare left out all utterances of that "
+                f"shard (see {self.path / 'left_out.jsonl'})"
+            )
+        return list(numbers)
 
     def cuts(self, split: str, *, lazy: bool = False) -> CutSet:
         """The cuts of a split, with absolute paths. `lazy` streams them from the manifest.
@@ -132,15 +142,8 @@ def _number(shard: Path) -> int | None:
 
 
 @cache  # a training asks for the shards several times
-def _warn_of_gap(path: Path, number: int) -> None:
-    # Not an error: prepare writes no manifest for a shard without usable utterances.
-    logger.warning(
-        "%s.%06d.jsonl.gz is missing, and later shards exist: copy the folder again, unless "
-        "prepare left out all utterances of that shard (see %s)",
-        str(path).removesuffix(".jsonl.gz"),
-        number,
-        path.with_name("left_out.jsonl"),
-    )
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
 
 
 class _Chain:
