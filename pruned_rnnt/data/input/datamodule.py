@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -45,7 +45,7 @@ _MEASURED_CUTS = 10_000
 _MAX_SUBSTITUTES = 8
 _PERCENTILE = 0.99
 # With 1000, as speeds of three decimals have at most, an utterance takes some milliseconds.
-_MOST_PHASES = 1000
+_SLOW_PHASES = 1000
 
 
 class DataModule:
@@ -103,13 +103,8 @@ class DataModule:
             folders.append(PreparedFolder(Path(config.old_path), config.allow_commands))
         streamed = config.lazy or any(len(f.manifests(config.train)) > 1 for f in folders)
         options = (config.filters, self.tokenizer, too_large, config.augmentation.tempo, self.ctc)
-        slow = [s for s in config.speed_factors if speed_phases(SAMPLING_RATE, s) > _MOST_PHASES]
-        if slow and self.rank == 0:
-            logger.warning(
-                "data.speed_factors has %s, which may take half a second per utterance; speeds "
-                "of at most three decimals take some milliseconds",
-                slow,
-            )
+        if self.rank == 0:
+            _warn_of_slow_speeds(tuple(config.speed_factors))
         sources = [self._training_cuts(folder, CutFilter(*options), streamed) for folder in folders]
         cuts = sources[0]
         if len(sources) > 1:
@@ -295,6 +290,17 @@ def _with_speeds(cuts: CutSet, factors: tuple[float, ...]) -> CutSet:
         for factor in factors:
             cuts = cuts + original.map(partial(at_speed, speed=factor))
     return cuts
+
+
+@cache  # a search for the largest batches makes a loader for each probe
+def _warn_of_slow_speeds(factors: tuple[float, ...]) -> None:
+    slow = [each for each in factors if speed_phases(SAMPLING_RATE, each) > _SLOW_PHASES]
+    if slow:
+        logger.warning(
+            "data.speed_factors has %s, which may take half a second per utterance; speeds of at "
+            "most three decimals take some milliseconds",
+            slow,
+        )
 
 
 class _MixedCuts:
