@@ -100,9 +100,10 @@ def load_finetuning(
         return config, source
     # Its own, as earlier versions derived them from other steps, and as the steps may change.
     run = RunFolder(config.folder).config
-    for section, name in _OF_THE_STEPS if run.is_file() else ():
-        own = value_of(f"{section}.{name}", run)
-        values[section][name] = values[section][name] if own is None else own
+    if run.is_file():
+        for section, name in _OF_THE_STEPS:
+            if (own := value_of(f"{section}.{name}", run)) is not None:
+                values[section][name] = own
     return load_config(ExperimentConfig, yaml_path, overrides, base=base), None
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 import triton
 
-from pruned_rnnt.model.kernels import stream, swoosh, variants
+from pruned_rnnt.model.kernels import binary, stream, swoosh, variants
 from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.train.optim import scaled_adam_kernels
@@ -45,8 +45,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         pytest.skip("kernels are interpreted")
     with triton.knobs.cache.scope():
         found = fake_gpu(monkeypatch, tmp_path / "cache")
+        binary.most_shared_bytes.cache_clear()
         forget(swoosh._swoosh_kernel)
         yield found
+        binary.most_shared_bytes.cache_clear()
         forget(swoosh._swoosh_kernel)
         forget(stream._add_kernel)
         for each in ("sums", "reduce", "update"):

@@ -38,11 +38,14 @@ def encode_noise(model: TransducerModel) -> tuple[Tensor, Tensor]:
         return model.encode(features, torch.tensor([163, 120, 9]))
 
 
-@pytest.mark.parametrize(
+each_predictor = pytest.mark.parametrize(
     "predictor",
     [LstmPredictor(CONFIG, VOCAB), StatelessPredictor(PredictorConfig(dim=8), VOCAB)],
     ids=["lstm", "stateless"],
 )
+
+
+@each_predictor
 def test_steps_equal_forward_targets(predictor: Predictor) -> None:
     predictor.eval()
     targets = torch.tensor([[3, 0, 5, 2], [6, 6, 1, 4]], dtype=torch.int32)
@@ -55,11 +58,7 @@ def test_steps_equal_forward_targets(predictor: Predictor) -> None:
     assert all(part.size(0) == 2 for part in state)
 
 
-@pytest.mark.parametrize(
-    "predictor",
-    [LstmPredictor(CONFIG, VOCAB), StatelessPredictor(PredictorConfig(dim=8), VOCAB)],
-    ids=["lstm", "stateless"],
-)
+@each_predictor
 def test_padding_of_targets_may_be_negative(predictor: Predictor) -> None:
     predictor.eval()
     expected = predictor.forward_targets(torch.tensor([[3, 5, 0, 0]]))

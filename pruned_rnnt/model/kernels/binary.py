@@ -154,6 +154,7 @@ def _use_context_of_current_device() -> None:
         driver.cuCtxSetCurrent(context)
 
 
+@cache
 def most_shared_bytes(device: int) -> int:
     """The shared memory of the device that a block of threads can have."""
     found = ctypes.c_int(2**31 - 1)  # if the driver does not say
