@@ -1,4 +1,4 @@
-"""-inf in the inputs: masked symbols have no effect, and cause no NaN."""
+"""-inf in the inputs: masked symbols have no effect, and cause no NaN. +inf does."""
 
 import itertools
 
@@ -130,3 +130,27 @@ def test_ctc_without_a_path_and_with_padding(spoil, dtype, device) -> None:
     if spoil != "padding":
         assert loss[1] == 0
         assert not grad[1].any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("loss", ["logits", "hat", "simple"])
+def test_an_overflow_is_nan_although_a_path_avoids_it(loss, dtype, device) -> None:
+    """As with torch.log_softmax, so that a guard against overflow sees it."""
+    lengths = [torch.tensor(each).to(device) for each in ([3, 2], [1, 1])]
+    targets = torch.tensor([[1], [2]]).to(device)
+    x = torch.zeros(2, 3, 2, 5)
+    x[1, 1, 0, 4] = torch.inf
+    if loss == "simple":
+        x = x[:, :, 0]
+    leaf = x.to(device, dtype).requires_grad_()
+    if loss == "simple":
+        lm = torch.zeros(2, 2, 5, device=device, dtype=dtype)
+        result = pruned_rnnt.rnnt_loss_simple(leaf, lm, targets, *lengths, reduction="none").loss
+    else:
+        result = pruned_rnnt.rnnt_loss(leaf, targets, *lengths, reduction="none", hat=loss == "hat")
+    assert result.isnan().tolist() == [False, True]
+    result.sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad[0].isfinite().all()
+    assert not leaf.grad[1].isfinite().all()

@@ -79,12 +79,12 @@ def log_probs(
         lse = torch.zeros_like(blank_score)
         dead = torch.zeros_like(nodes.valid)
     elif normalization == LOGITS:
-        lse = torch.logsumexp(z, dim=1)
+        lse = _normaliser(z)
         dead = lse == NEG_INF
         emit, blank_score = emit - lse, blank_score - lse
     else:
         symbols = torch.arange(vocabulary, device=z.device) != blank
-        lse = torch.logsumexp(z.masked_fill(~symbols, NEG_INF), dim=1)
+        lse = _normaliser(z.masked_fill(~symbols, NEG_INF))
         dead = lse == NEG_INF
         emit = logsigmoid(-blank_score) + emit - lse
         blank_score = logsigmoid(blank_score)
@@ -93,6 +93,12 @@ def log_probs(
     out.px[written] = emit.masked_fill(dead | (y < 0), NEG_INF)
     out.py[written] = blank_score.masked_fill(no_blank, NEG_INF)
     out.lse[written] = lse.masked_fill(~nodes.valid, 0)
+
+
+def _normaliser(logits: Tensor) -> Tensor:
+    """log-sum-exp of each row; NaN if one is +inf, after which no probability is right."""
+    lse = torch.logsumexp(logits, dim=1)
+    return lse.masked_fill(lse == torch.inf, torch.nan)
 
 
 @op

@@ -160,6 +160,7 @@ def simple_log_probs(
     entries = (valid & ~safe).nonzero()
     for n, t, u in _pieces(entries, vocabulary):
         z[n, t, u] = torch.logsumexp(am[n, t].to(acc) + lm[n, u].to(acc), dim=-1)
+    z.masked_fill_(z == torch.inf, torch.nan)  # after +inf, no probability is right
     out.logz.copy_(z)
 
     y_NU, usable_NU = _symbols(targets, blank, vocabulary)
