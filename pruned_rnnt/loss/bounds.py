@@ -43,7 +43,8 @@ def prune_bounds(
         occupancy: of the simple loss; emit and blank (N, T, U+1), of any floating dtypes. Or the
             TdtOccupancy of a PrunedTransducerLoss with durations.
         logit_lengths, target_lengths: (N,) integers; default T and U.
-        s_range: columns kept, at least 1, or 2 (`regular`, `constrained`). More than U+1 keeps everything.
+        s_range: columns kept, at least 1, or 2 (`regular`, `constrained`). More than U+1 keeps
+            everything.
         rnnt_type: that of the losses.
         durations: those of the loss whose TdtOccupancy this is, 1 among them; otherwise None.
         exact: choose the band that retains the most under these constraints, by dynamic

@@ -216,6 +216,30 @@ def test_a_folder_gives_settings_and_parameters(name: str, tmp_path: Any) -> Non
     assert with_settings(config) is config
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_folder_in_half_precision_gives_float32(
+    name: str, dtype: torch.dtype, tmp_path: Any
+) -> None:
+    half = saved_model(name, tmp_path).to(dtype)
+    half.save_pretrained(tmp_path)
+    encoder = build_encoder(with_settings(TransformersConfig(name_or_folder=str(tmp_path))))
+    assert isinstance(encoder, TransformersEncoder)
+    encoder.load_pretrained()
+    part = half.get_encoder() if isinstance(encoder, WhisperEncoder) else half
+    found = encoder.state_dict()
+    assert {value.dtype for value in found.values()} == {torch.float32}
+    for key, value in part.state_dict().items():
+        torch.testing.assert_close(found[f"network.{key}"], value.float(), atol=0, rtol=0)
+    assert encoder(*batch(90, 70))[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_passes_give_no_warnings(name: str, recwarn: pytest.WarningsRecorder) -> None:
+    made(name)(*batch(90, 70))
+    assert not [str(each.message) for each in recwarn]
+
+
 def test_a_model_that_was_fine_tuned_for_ctc_can_be_read(tmp_path: Any) -> None:
     import transformers
 

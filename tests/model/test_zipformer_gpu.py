@@ -20,6 +20,7 @@ from pruned_rnnt.model.predictor import PredictorConfig
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.model.zipformer import ZipformerConfig
 from pruned_rnnt.model.zipformer.schedule import Clock
+from pruned_rnnt.model.zipformer.whiten import Whiten
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig, build_optimiser
 from tests.model.zipformer_tiny import CAUSAL, TINY, ragged_batch, sine_encoder
 from tests.tiny_models import tiny_conformer
@@ -111,6 +112,34 @@ def test_training_gradients_match_cpu(
         if parameter.dim() >= 2  # sums over all frames cancel too much in vectors
     ]
     assert summary(differences) <= tolerance
+
+
+@pytest.mark.parametrize("shared_bytes", [2**16, 2**18], ids=["small", "large"])
+def test_whiteners_of_small_and_large_gpus_equal_the_formula(
+    shared_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, whose tiles have 32 or 64 rows and channels by the GPU's shared memory."""
+    kernels = pytest.importorskip("pruned_rnnt.model.kernels.whiten")
+    monkeypatch.setattr(kernels, "most_shared_bytes", lambda device: shared_bytes)
+    monkeypatch.setattr(Clock, "bernoulli", lambda clock, probability: True)
+    torch.manual_seed(0)
+    x = (torch.randn(150, 200) @ torch.randn(200, 200) + 5.0).double().requires_grad_()
+    grad = torch.randn(150, 200)
+    module = Whiten(Clock(), limit=1.0, strength=0.3, groups=2).train()
+    module(x).backward(grad.double())
+    expected = x.grad
+    assert expected is not None
+    changed = grad.to(DEVICE)
+    kernels.whiten_gradient(
+        x.detach().float().to(DEVICE),
+        changed,
+        torch.tensor([1.0, 1.0, 1.0], device=DEVICE),
+        torch.ones((), dtype=torch.bool, device=DEVICE),
+        groups=2,
+        strength=0.3,
+    )
+    assert float((expected - grad).norm()) > 0.1 * float(grad.norm())
+    torch.testing.assert_close(changed.cpu().double(), expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

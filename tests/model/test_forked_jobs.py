@@ -1,0 +1,63 @@
+"""Jobs in forked processes: shared out, watched, and killed where they are stuck."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from pruned_rnnt.model.kernels import forked_jobs
+from pruned_rnnt.model.kernels.forked_jobs import run_forked
+
+
+def write(path: Path) -> None:
+    path.write_text(str(os.getpid()))
+
+
+def test_processes_share_the_jobs(tmp_path: Path) -> None:
+    jobs = [partial(write, tmp_path / str(n)) for n in range(40)]
+    shown: list[int] = []
+    run_forked(jobs, 3, shown.append)
+    numbers = [int(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(numbers) == 40
+    assert os.getpid() not in numbers
+    assert len(set(numbers)) <= 3
+    assert shown[-1] == 40
+    assert shown == sorted(shown)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(numbers[0], 0)
+
+
+def test_failures_and_ends_of_a_process_leave_the_others(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ValueError
+
+    jobs: list[Callable[[], object]] = [fail, partial(os._exit, 3)]
+    jobs += [partial(write, tmp_path / str(n)) for n in range(9)]
+    run_forked(jobs, 2, lambda count: None)
+    assert len(list(tmp_path.iterdir())) == 9
+
+
+def test_stuck_processes_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that another thread holds when the process is forked is never released there."""
+    monkeypatch.setattr(forked_jobs, "_MOST_SECONDS", 0.3)
+    lock, is_held, end = threading.Lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            end.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    started = time.monotonic()
+    run_forked([lock.acquire] * 3, 2, lambda count: None)
+    end.set()
+    thread.join()
+    assert 0.3 <= time.monotonic() - started < 60
