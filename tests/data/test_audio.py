@@ -120,10 +120,14 @@ def test_features_of_silence_are_lhotses_least() -> None:
 def test_files_that_are_not_audio_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not found"):
         read_audio(tmp_path / "absent.wav")
-    text = tmp_path / "a.wav"
-    text.write_text("no sound")
-    with pytest.raises(ValueError, match="cannot be read as audio"):
-        read_audio(text)
+    for name in ("a.wav", "a.mp3"):
+        text = tmp_path / name
+        text.write_text("no sound")
+        with pytest.raises(ValueError, match="cannot be read as audio: Format not recognised"):
+            read_audio(text)
+        text.write_bytes(b"")
+        with pytest.raises(ValueError, match="cannot be read as audio: the file is empty"):
+            read_audio(text)
     soundfile.write(tmp_path / "empty.wav", np.zeros(0, dtype=np.float32), 16000)
     with pytest.raises(ValueError, match="no samples"):
         read_audio(tmp_path / "empty.wav")
@@ -214,15 +218,17 @@ def test_files_that_do_not_exist_are_left_to_libsndfile(tmp_path: Path) -> None:
 
 def test_log_lines_survive_decoders_in_other_threads() -> None:
     program = (
-        "import logging; from pruned_rnnt.system.console import start_logging\n"
+        "import logging, sys; from pruned_rnnt.system.console import start_logging\n"
         "from pruned_rnnt.data.audio.audio_file import without_decoder_messages\n"
         "console = start_logging()\n"
         "with without_decoder_messages():\n"
         "    logging.warning('from another thread'); console.print('a bar')\n"
+        "    print('an error', file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "WARNING from another thread\n" in done.stderr
     assert "a bar\n" in done.stderr
+    assert "an error\n" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac"])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,12 +16,13 @@ from pruned_rnnt import load
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
 from pruned_rnnt.data.audio.audio_file import read_audio
+from pruned_rnnt.data.audio.audio_stream import short_or_blocks
 from pruned_rnnt.data.audio.file_headers import describe_truncation
-from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording
+from pruned_rnnt.data.audio.recordings import UnusableUtterance, open_recording, read_samples
 from pruned_rnnt.data.audio.samples import samples_at_16_khz
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from tests.data.recorded_speech import truncate
-from tests.transcribe.random_model import save_random_model, sound
+from tests.transcribe.random_model import save_random_model, sound, transcribe_stdin
 
 SOUND_S = sound(2.0)
 FORMATS = {
@@ -36,6 +34,14 @@ FORMATS = {
     "opus": "OPUS",
     "sph": "PCM_16",
     "ulaw.sph": "ULAW",
+    "flac": "PCM_16",
+    "aiff": "PCM_16",
+    "float.aiff": "FLOAT",
+    "au": "PCM_16",
+    "rf64": "PCM_16",
+    "w64": "PCM_16",
+    "ulaw.w64": "ULAW",
+    "voc": "PCM_16",
 }
 
 
@@ -138,10 +144,8 @@ def test_audio_of_no_output_frame_has_no_text(
         assert in_file.text == result.text
         if not has_text:
             assert result.score == 0.0
-        stdin = ModuleType("stdin")
-        stdin.buffer = io.BytesIO((audio_S * 32767).astype("<i2").tobytes())  # type: ignore[attr-defined]
-        monkeypatch.setattr(sys, "stdin", stdin)
-        assert main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"]) == 0
+        data = (audio_S * 32767).astype("<i2").tobytes()
+        assert transcribe_stdin(model, data, monkeypatch) == 0
         assert bool(capsys.readouterr().out.strip()) is has_text
 
 
@@ -177,12 +181,35 @@ def test_truncated_files_are_described(
     part = recogniser.transcribe(path)
     assert part.warning.startswith("the file is truncated: it ")
     assert 0 < part.seconds < whole.seconds
+    with pytest.raises(UnusableUtterance, match="truncated: fewer samples than the header says"):
+        read_samples(open_recording(str(truncate(path)), False).to_cut())
 
 
-def test_a_truncated_flac_file_is_refused(recogniser: Recogniser, tmp_path: Path) -> None:
-    soundfile.write(tmp_path / "a.flac", SOUND_S, 16000)
-    with pytest.raises(ValueError, match=r"a\.flac cannot be read as audio: .+"):
-        recogniser.transcribe(truncate(tmp_path / "a.flac", 0.5))
+@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.parametrize("most", [0, 10**6])
+def test_a_flac_file_is_read_up_to_its_end(tmp_path: Path, most: int, has_length: bool) -> None:
+    """As float32, and as the integers that it stores."""
+    path = write(tmp_path / "a.flac")
+    (whole_S,) = short_or_blocks(path, 10**6, pytest.fail)
+    if not has_length:
+        data = bytearray(path.read_bytes())
+        data[21:26] = bytes([data[21] & 0xF0, 0, 0, 0, 0])
+        path.write_bytes(data)
+    warnings: list[str] = []
+    part_S = np.concatenate(list(short_or_blocks(truncate(path), most, warnings.append)))
+    assert len(part_S) == 3 * 4096  # whole frames
+    scale = 1 if part_S.dtype == np.int16 else 32768
+    np.testing.assert_array_equal(part_S * scale, whole_S[: len(part_S)])
+    expected = "it has 12,288 of 32,000 samples" if has_length else "it cannot be read to its end: "
+    assert [warning[: len(expected)] for warning in warnings] == [expected]
+    with pytest.raises(ValueError, match=r"a\.flac cannot be read as audio: .+ lost sync"):
+        list(short_or_blocks(truncate(path, 0.1), most, warnings.append))
+
+
+def test_a_truncated_caf_file_is_refused(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "a.caf", SOUND_S, 16000)
+    with pytest.raises(ValueError, match=r"a\.caf cannot be read as audio: .+"):
+        read_audio(truncate(tmp_path / "a.caf"))
 
 
 def test_headers_without_a_size_are_no_truncation(recogniser: Recogniser, tmp_path: Path) -> None:
@@ -194,6 +221,25 @@ def test_headers_without_a_size_are_no_truncation(recogniser: Recogniser, tmp_pa
         path.write_bytes(content)
         assert describe_truncation(path) == ""
     path.write_bytes(content[:12] + b"LIST\xff\xff\xff\x7f" + content[12:])
+    assert describe_truncation(path) == ""
+    unknown = {
+        "a.aiff": (4, b"\x7f\0\0\x2e"),
+        "a.au": (8, b"\xff" * 4),
+        "a.rf64": (20, bytes(8)),
+        "a.w64": (16, b"\xff" * 8),
+    }
+    for name, (place, none) in unknown.items():
+        path = truncate(write(tmp_path / name))
+        content = bytearray(path.read_bytes())
+        content[place : place + len(none)] = none
+        path.write_bytes(content)
+        assert describe_truncation(path) == "", name
+
+
+def test_counted_bytes_at_the_end_may_be_missing(tmp_path: Path) -> None:
+    """Some writers leave out what fills up the last chunk."""
+    path = write(tmp_path / "a.aiff")
+    path.write_bytes(path.read_bytes()[:-1])
     assert describe_truncation(path) == ""
 
 

@@ -42,6 +42,8 @@ LOWEST_RATE = 1000
 HIGHEST_RATE = 768_000
 # libsndfile returns the largest possible number of frames for an unknown length.
 UNKNOWN_FRAMES = 2**62
+# Of files named .mp3 that are none, libsndfile says that they do not exist.
+_NOT_FOUND = 7
 # Samples to read at a time.
 _BLOCK = 2**20
 # Header of Sun's AU format: magic, offset of the samples, their size, encoding, rate, channels.
@@ -61,7 +63,8 @@ class AudioFile(Protocol):
     def sampling_rate(self) -> int: ...
 
     def blocks(self, size: int) -> Iterator[FloatArray]:
-        """(S, C) float32 blocks of about `size` samples, none empty."""
+        """(S, C) float32 blocks of about `size` samples, none empty; up to damage, if samples
+        precede it, which `truncation` then describes."""
 
     def pcm16(self, most: int) -> Pcm16Array | None:
         """The (S,) samples as they are stored; None, and nothing read, for files of other than one
@@ -78,7 +81,7 @@ def open_audio(path: Path | str) -> Iterator[AudioFile]:
     Raises:
         FileNotFoundError: no such file.
         ValueError: not an audio file, or the rate is out of bounds. Reading the blocks raises it
-            too if the file is damaged.
+            too if the file is damaged from the start, or if ffmpeg finds damage.
     """
     path = Path(path)
     if path.is_dir():
@@ -90,6 +93,8 @@ def open_audio(path: Path | str) -> Iterator[AudioFile]:
     if not path.is_file():
         dead = ", a link to a file that does not exist" if path.is_symlink() else ""
         raise FileNotFoundError(f"audio file not found: {path}{dead}")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} cannot be read as audio: the file is empty")
     opened = _open_with_ffmpeg if path.suffix.lower() in _FFMPEG_SUFFIXES else _open_with_libsndfile
     with opened(path) as file:
         if rate_problem(file.sampling_rate):
@@ -129,6 +134,7 @@ class _SoundFile:
         self._file = file
         self._path = path
         self._read = 0
+        self._damage = ""
         self.sampling_rate = int(file.samplerate)
         self._is_mp3 = file.format in ("MP3", "MPEG")
         if file.frames >= UNKNOWN_FRAMES:
@@ -136,27 +142,46 @@ class _SoundFile:
             file.seekable = lambda: False
 
     def blocks(self, size: int) -> Iterator[FloatArray]:
-        while True:
-            with without_decoder_messages(self._is_mp3):
-                block_SC = self._file.read(size, dtype="float32", always_2d=True)
+        file = self._file
+        while not self._damage:
+            most = min(size, file.frames - self._read)
+            block_SC = self._filled(np.empty((most, file.channels), dtype=np.float32))
             if not len(block_SC):
                 return
-            self._read += len(block_SC)
             yield block_SC
+
+    def _filled(self, block: Any) -> Any:
+        """The next samples, in an array for them: fewer at the end of the file, and before damage.
+
+        Raises:
+            LibsndfileError: the file is damaged from the start.
+        """
+        import soundfile
+
+        try:
+            with without_decoder_messages(self._is_mp3):
+                block = self._file.read(out=block)
+        except soundfile.LibsndfileError as error:
+            # What was decoded before is in the array.
+            block = block[: max(0, self._file.tell() - self._read)]
+            if not self._read and not len(block):
+                raise
+            self._damage = f"it cannot be read to its end: {error.error_string or error.code}"
+        self._read += len(block)
+        return block
 
     def truncation(self) -> str:
         stated = int(self._file.frames)
         is_short = self._read < stated < UNKNOWN_FRAMES
         if is_short and (not self._is_mp3 or mp3_states_its_length(self._path)):
             return f"it has {self._read:,} of {stated:,} samples"
-        return describe_truncation(self._path)
+        return self._damage or describe_truncation(self._path)
 
     def pcm16(self, most: int) -> Pcm16Array | None:
         file = self._file
         if file.subtype != "PCM_16" or file.channels != 1 or not 0 < file.frames <= most:
             return None
-        samples_S: Pcm16Array = file.read(file.frames, dtype="int16")
-        self._read = len(samples_S)
+        samples_S: Pcm16Array = self._filled(np.empty(file.frames, dtype=np.int16))
         return samples_S
 
 
@@ -171,6 +196,8 @@ def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
             yield _SoundFile(file, path)
     except soundfile.LibsndfileError as error:
         reason = error.error_string or "it is truncated or damaged"
+        if error.code == _NOT_FOUND:
+            reason = "Format not recognised."
         raise ValueError(f"{path} cannot be read as audio: {reason}") from error
 
 

@@ -17,7 +17,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,10 +32,23 @@ _LARGEST_CHUNK = 2**24
 _FORMAT = struct.Struct("<HHIIHH")
 _CHUNK = struct.Struct("<4sI")
 # Programs that write a wav file to a pipe do not know its size, and leave the largest number, some
-# less the header, or 0.
-UNKNOWN_BYTES = 2**31 - 2**16
+# less the header, or 0. The sizes of rf64 and w64 files have 64 bits, others 32.
+UNKNOWN_BYTES = 2**31 - 2**24
+_UNKNOWN_SIZES = range(UNKNOWN_BYTES, 2**32 + 2**16)
+_LARGEST_SIZE = 2**62
 _NIST_FIELD = re.compile(rb"(\w+) -(?:i|s\d+) (\S+)")
 _NIST_CODINGS = (b"pcm", b"ulaw", b"mu-law", b"alaw")
+# By the first bytes of a file: the byte order of the fields whose sum is its size, the bytes that
+# they do not count, and their places.
+_SIZES: dict[bytes, tuple[Literal["big", "little"], int, tuple[slice, ...]]] = {
+    b"FORM": ("big", 8, (slice(4, 8),)),  # aiff
+    b".snd": ("big", 0, (slice(4, 8), slice(8, 12))),  # au
+    b"RF64": ("little", 8, (slice(20, 28),)),
+    b"riff": ("little", 0, (slice(16, 24),)),  # w64
+    b"Crea": ("little", 4, (slice(20, 22), slice(27, 30))),  # voc, its first block
+}
+# Some writers count bytes that fill up the last chunk, and do not write them.
+_MOST_FILLING = 7
 # The header ends with the number of segments of the page; a byte follows with the size of each.
 _OGG_PAGE, _OGG_HEADER = b"OggS", 27
 # Whether the page is the first one of its stream, and the stream's number.
@@ -113,7 +126,9 @@ def short_wav(path: Path | str, rate: int, most: int) -> Pcm16Array | None:
 
 
 def describe_truncation(path: Path | str) -> str:
-    """How a wav, sph or ogg file ends too early, such as "it has 500 of 900 bytes of samples".
+    """How a file ends too early, such as "it has 500 of 900 bytes of samples".
+
+    For wav, sph, ogg, aiff, au, rf64, w64 and voc files; the decoders of flac and mp3 notice it.
 
     Also for what libsndfile does not read: wav files whose header says 0 bytes, and ogg files of
     several streams, one after the other. Empty if the file does not, for other formats, and for
@@ -138,6 +153,12 @@ def describe_truncation(path: Path | str) -> str:
             begin, stated = _SPH_HEADER, _nist_bytes(start)
         elif start[:4] == _OGG_PAGE:
             return _describe_ogg(start, file, size)
+        elif start[:4] in _SIZES:
+            order, uncounted, fields = _SIZES[start[:4]]
+            stated = uncounted + sum(int.from_bytes(start[field], order) for field in fields)
+            is_short = size + _MOST_FILLING < stated < _LARGEST_SIZE
+            is_known = stated not in _UNKNOWN_SIZES
+            return f"it has {size:,} of {stated:,} bytes" if is_short and is_known else ""
         else:
             return ""
     found = size - begin
