@@ -32,6 +32,8 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "/nowhere"], EXIT_USAGE, "/nowhere is not a run: it has no config.yaml"),
         (["train", "exp/a", "--config", "b.yaml"], EXIT_USAGE, "exp/a names a run to continue"),
         (["train", "exp/a", "exp/b"], EXIT_USAGE, "name one run to continue, got exp/a exp/b"),
+        (["train", "--config", "a", "train.steps", "3"], EXIT_USAGE, "write train.steps=VALUE, "),
+        (["decode", "exp/a", "decode.method", "greedy"], EXIT_USAGE, "write decode.method=VALUE"),
         (["train", "--config", "absent.yaml"], EXIT_USAGE, "config file not found: absent.yaml"),
         (["train", "train.stebs=3"], EXIT_USAGE, "did you mean 'train.steps'"),
         (["train", "train.steps=many"], EXIT_USAGE, "train.steps"),
@@ -53,6 +55,18 @@ def test_errors_are_one_line(
     assert message in shown
     assert "Traceback" not in shown
     assert len(shown.strip().splitlines()) == 1
+
+
+def test_a_file_may_begin_with_a_dash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-a.wav").touch()
+    with pytest.raises(SystemExit):
+        main(["transcribe", "run", "-a.wav"])
+    shown = capsys.readouterr().err
+    assert shown.startswith("usage: pruned-rnnt transcribe ")
+    assert shown.endswith("arguments: -a.wav: write ./-a.wav for the file of this name\n")
 
 
 @pytest.mark.parametrize("command", ["prepare", "train", "decode", "average", "inspect"])
@@ -160,6 +174,8 @@ def test_closed_output_is_no_error() -> None:
         ("optimiser.betas=[0.9,1.0]", "optimiser.betas is [0.9, 1.0]"),
         ("schedule.eden_steps=0", "schedule.eden_steps is 0.0, needs > 0"),
         ("train.accumulate=0", "train.accumulate is 0, needs at least 1"),
+        ("train.threads=100000", "train.threads is 100000, needs at most 1024"),
+        (f"train.seed={2**64}", f"train.seed is {2**64}, needs at most 64 bits"),
         ("decode.beam_size=0", "decode.beam_size is 0, needs at least 1"),
     ],
 )

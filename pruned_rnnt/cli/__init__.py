@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = start_logging() if options.packages else None
         with missing_packages_named():
             code: int = options.command(options, console)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("pruned-rnnt: interrupted", file=sys.stderr)
@@ -137,7 +138,9 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
         if (item.startswith("-") and item != "-") or (only_settings and "=" not in item)
     ]
     if rest and (not names or wrong):
-        parser.error(f"unrecognized arguments: {' '.join(wrong or rest)}")
+        file = next((item for item in wrong if os.path.exists(item)), "")  # noqa: PTH110
+        advice = f": write ./{file} for the file of this name" if file else ""
+        options.parser.error(f"unrecognized arguments: {' '.join(wrong or rest)}{advice}")
     if names:
         vars(options)[names[0]].extend(rest)
     return options

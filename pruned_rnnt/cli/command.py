@@ -65,7 +65,7 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--debug", action="store_true", help="show the traceback of any error")
-    parser.set_defaults(command=command, packages=packages)
+    parser.set_defaults(command=command, packages=packages, parser=parser)
     return parser
 
 
@@ -78,10 +78,30 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments of the form `section.key=value`, and the other ones: existing paths, too."""
+    """Arguments of the form `section.key=value`, and the other ones: existing paths, too.
+
+    Raises:
+        UsageError: one is a setting without a value.
+    """
     # os.path.exists takes texts that are too long for a path.
-    settings = [each for each in arguments if "=" in each and not os.path.exists(each)]  # noqa: PTH110
+    absent = [each for each in arguments if not os.path.exists(each)]  # noqa: PTH110
+    settings = [each for each in absent if "=" in each]
+    for each in absent:
+        if "=" not in each and is_setting(each):
+            raise UsageError(f"{each} is a setting: write {each}=VALUE, without blanks")
     return settings, [argument for argument in arguments if argument not in settings]
+
+
+def is_setting(key: str) -> bool:
+    """Whether a recogniser has the setting `section.key`."""
+    section, dot, _ = key.partition(".")
+    if not dot or not section.isalpha():  # a path, mostly: nothing needs to be imported
+        return False
+    from pruned_rnnt.config.files import leaves
+    from pruned_rnnt.config.load import to_dict
+    from pruned_rnnt.train.experiment import ExperimentConfig
+
+    return key in leaves(to_dict(ExperimentConfig()))
 
 
 def config_of_run(options: argparse.Namespace) -> ExperimentConfig:

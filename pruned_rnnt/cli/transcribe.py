@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,10 +10,13 @@ from pruned_rnnt.cli.command import (
     EXIT_FAILED,
     Parsers,
     add_command,
+    is_setting,
     prepare_process,
+    split_arguments,
     start_driver,
 )
 from pruned_rnnt.system.allocator import without_garbage_collection
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
 
 if TYPE_CHECKING:
@@ -29,8 +31,8 @@ HELP = (
     "and voc, with ffmpeg also m4a, aac, wma and webm. Unreadable files are named, and the exit\n"
     "code is then 1.\n"
     "Settings of `pruned-rnnt decode` choose the search: decode.method=modified_beam.\n"
-    "With --microphone or - for AUDIO, a causal model transcribes live. - reads 16-bit samples:\n"
-    "one channel at 16 kHz, or as a wav header before them says:\n"
+    "With --microphone or - for AUDIO, a causal model transcribes live until Ctrl-C. - reads\n"
+    "16-bit samples: one channel at 16 kHz, or as a wav header before them says:\n"
     "  arecord -q -f S16_LE -r 16000 -c 1 | pruned-rnnt transcribe MODEL -"
 )
 
@@ -153,17 +155,16 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
     # The libraries and the model make hundreds of thousands of objects, none of them garbage.
     with without_garbage_collection():
         from pruned_rnnt.pretrained.load import load
-        from pruned_rnnt.transcribe.live import microphone, open_samples
+        from pruned_rnnt.transcribe.live import microphone, standard_input
         from pruned_rnnt.transcribe.transcribe_command import (
             check_transcribe,
             print_live,
             run_transcribe,
             segment_config,
             start_live,
-            take_settings,
         )
 
-        settings = take_settings(options)
+        settings = _take_settings(options)
         inputs = check_transcribe(options, settings)
         recogniser = load(
             options.model, device="auto", settings=settings, segments=segment_config(options)
@@ -178,6 +179,24 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
         with microphone() as source:
             print_live(stream, source)
     else:
-        samples = open_samples(sys.stdin.buffer)
-        print_live(stream, samples, samples.layout)
+        with standard_input() as samples:
+            print_live(stream, samples, samples.layout)
     return 0
+
+
+def _take_settings(options: argparse.Namespace) -> list[str]:
+    """Remove the `decode.key=value` settings from `options.audio` and return them.
+
+    Raises:
+        UsageError: there is a setting of another section, or one without a value.
+    """
+    given, _ = split_arguments(options.audio)
+    settings = [each for each in given if each.startswith("decode.")]
+    for each in given:
+        if each not in settings and is_setting(each.partition("=")[0]):
+            raise UsageError(
+                f"{each}: `transcribe` takes settings of the search only, decode.key=value; leave "
+                "it out"
+            )
+    options.audio = [each for each in options.audio if each not in settings]
+    return settings

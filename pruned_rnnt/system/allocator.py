@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import NoReturn
+from typing import Any, NoReturn
 
 # Of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -25,14 +25,30 @@ def keep_freed_memory() -> bool:
     next one with zeros, page by page: a fifth of the time of an encoder. For processes that run a
     model on the CPU until they end. Without glibc it does nothing.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
+    mallopt = _of_c_library("mallopt")
+    if mallopt is None:
         return False
     accepted = [mallopt(option, _BYTES) for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD)]
     return all(accepted)
+
+
+def return_freed_memory() -> None:
+    """Give the freed blocks that glibc keeps for the next ones back to the system.
+
+    Without glibc it does nothing. It may take tenths of a second.
+    """
+    if (malloc_trim := _of_c_library("malloc_trim")) is not None:
+        malloc_trim(0)
+
+
+def _of_c_library(name: str) -> Any:
+    """A function of Linux's C library; None if it has none of this name, as musl."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError):
+        return None
 
 
 @contextmanager
@@ -82,7 +98,7 @@ def end_process(code: int) -> NoReturn:
         sys.exit(code)
     for step in filter(None, steps):
         step()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed by the caller
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)

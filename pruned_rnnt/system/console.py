@@ -34,16 +34,18 @@ class _PipedFormatter(logging.Formatter):
 def start_logging() -> Console:
     """Send log lines to the console that also draws the progress bar; returns the console.
 
-    The handler belongs to the root logger. Without one, other packages that log (lhotse) would
-    add their own to it, and each of our lines would be printed twice.
+    If `sys.stderr` is that of the interpreter, it gets a descriptor of its own. The handler belongs
+    to the root logger. Without one, other packages that log (lhotse) would add their own to it, and
+    each of our lines would be printed twice.
     """
     from rich.console import Console
     from rich.logging import RichHandler
 
-    # Readers of audio redirect descriptor 2 for moments, in which other threads may log.
-    file = _own_stderr() if getattr(sys.stderr, "name", "") == "<stderr>" else None
-    console = Console(file=file, stderr=True)
-    handler: logging.Handler = logging.StreamHandler(file)
+    # Readers of audio redirect descriptor 2 for moments, in which other threads may log or print.
+    if getattr(sys.stderr, "name", "") == "<stderr>":
+        sys.stderr = _own_stderr() or sys.stderr
+    console = Console(stderr=True)
+    handler: logging.Handler = logging.StreamHandler()
     if console.is_terminal:
         handler = RichHandler(console=console, show_path=False, omit_repeated_times=False)
     else:

@@ -172,7 +172,7 @@ class AudioRecogniser(ABC):
                 or int8, int16, int32 or uint8; or a list or tuple of these.
             sampling_rate: of samples, in Hz; files have their own.
             channel: of files, counted from 0; None: the mean of all, and a warning, once, if their
-                sound differs.
+                sound differs. Samples have channel 0 only.
             on_seconds: called with the seconds read so far of the file or samples.
             words: whether times and confidences of words are wanted; texts alone take less time.
 

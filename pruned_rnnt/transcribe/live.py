@@ -11,7 +11,10 @@ Axes: S samples, C channels.
 from __future__ import annotations
 
 import logging
+import os
+import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,6 +54,10 @@ _ADVICE = (
 # Sound as floats is between these, and integers of 16 bits never are for so many in a row.
 _LEAST_FLOAT, _MOST_FLOAT, _LEAST_FLOATS = 1e-12, 1.0, 64
 _BYTES_PER_SAMPLE = 2
+# What a pipe holds.
+_PIPE_BYTES = 2**16
+# A wait for standard input looks this often whether Ctrl-C was pressed, in seconds.
+_PATIENCE = 0.2
 
 
 class RawSource(Protocol):
@@ -166,6 +173,43 @@ class SampleSource:
         self._limit = size
 
 
+@contextmanager
+def standard_input() -> Iterator[SampleSource]:
+    """The samples of standard input; Ctrl-C ends them after those that were already sent.
+
+    The programs of a pipe get Ctrl-C together. A second one interrupts.
+
+    Raises:
+        ValueError: as `open_samples`.
+    """
+    source = _Pipe(sys.stdin.fileno())
+    samples = open_samples(source)
+    with _ctrl_c(source.stop):
+        yield samples
+
+
+class _Pipe:
+    """The bytes of a descriptor; after `stop`, those that a pipe held then."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._left: int | None = None
+
+    def stop(self) -> None:
+        self._left = _PIPE_BYTES
+
+    def read(self, size: int, /) -> bytes:
+        # Its writer may stay silent after Ctrl-C.
+        while not select.select([self._descriptor], [], [], _PATIENCE)[0]:
+            if self._left is not None:
+                return b""
+        if self._left is None:
+            return os.read(self._descriptor, size)
+        data = os.read(self._descriptor, min(size, self._left))
+        self._left -= len(data)
+        return data
+
+
 def open_samples(source: RawSource) -> SampleSource:
     """The raw samples of standard input, without a wav header.
 
@@ -266,9 +310,10 @@ def _ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop()
 
-    # None: a handler that Python cannot set again.
+    # None: a handler that Python cannot set again. Shells let background jobs ignore Ctrl-C.
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before in (None, signal.SIG_IGN):
         yield
         return
     signal.signal(signal.SIGINT, first)

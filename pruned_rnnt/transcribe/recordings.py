@@ -60,7 +60,7 @@ class RecordingReader:
     Args:
         audio: a file; or (S,) samples of one channel; or (T, F) features.
         sampling_rate: of samples, in Hz.
-        channel: of files, counted from 0; None: the mean of all.
+        channel: of files, counted from 0; None: the mean of all. Samples have channel 0 only.
         lengths: of segments.
         new_detector: makes the detector of speech for a recording that is cut.
         on_seconds: called with the seconds read so far.
@@ -99,6 +99,11 @@ class RecordingReader:
 
     def __iter__(self) -> Iterator[Segment | WholeRecording]:
         audio = self._audio
+        if self._channel and not isinstance(audio, str | Path):
+            raise ValueError(
+                f"the samples have no channel {self._channel}: they have channel 0 only (channel "
+                "is for files)"
+            )
         if isinstance(audio, Tensor) and audio.ndim == 2:
             if self._keeps_samples:
                 raise ValueError(

@@ -218,13 +218,6 @@ def _transcriptions(
         yield from done
 
 
-def take_settings(options: argparse.Namespace) -> list[str]:
-    """Remove the `decode.key=value` settings from `options.audio` and return them."""
-    settings = [item for item in options.audio if item.startswith("decode.") and "=" in item]
-    options.audio = [item for item in options.audio if item not in settings]
-    return settings
-
-
 def segment_config(options: argparse.Namespace) -> SegmentConfig:
     """The options that say how audio is cut.
 
@@ -251,8 +244,9 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         settings: `decode.key=value`.
 
     Raises:
-        UsageError: options exclude each other, a folder has no audio files, two audio files would
-            be written to the same transcript, or a file in the way of one is none.
+        UsageError: options exclude each other, standard input is closed, a folder has no audio
+            files, two audio files would be written to the same transcript, or a file in the way of
+            one is none.
     """
     live = options.microphone or options.audio == ["-"]
     if live and options.strict:
@@ -270,6 +264,8 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         )
     if "-" in options.audio and len(options.audio) > 1:
         raise UsageError("- (standard input) cannot be combined with audio files")
+    if "-" in options.audio and sys.stdin is None:
+        raise UsageError("- is standard input, which is closed: pipe samples to it")
     if live and (options.format != "text" or options.output or options.times):
         raise UsageError(
             "--format, --output and --times need audio files: live audio is printed as text"

@@ -16,6 +16,7 @@ from pruned_rnnt.data.audio.features import FBANK
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.finetune import source
 from pruned_rnnt.finetune.evaluation import _saved
+from pruned_rnnt.finetune.settings import load_finetuning
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.experiment import ExperimentConfig
@@ -38,10 +39,20 @@ from tests.finetune.runs import command, error_of
             "'encoder.layers.0' matches encoder.layers.0.feedforward_in.1, which has an adapter",
         ),
         (["finetune.freeze=['*']"], "leaves nothing to train"),
+        (
+            ["finetune.freeze=[joiner,encoder]"],
+            "finetune.freeze=[joiner,encoder] freezes joiner.output_linear.weight, whose rows for "
+            "the 2 added symbols (▁black, ▁white) are random",
+        ),
+        (
+            ["finetune.freeze=[predictor]", "finetune.vocabulary=replace"],
+            "freezes predictor.embedding.weight, whose rows",
+        ),
         (["optimiser.name=scaled_adam"], "one for adamw: set optimiser.learning_rate"),
         (["finetune.vocabulary=extends"], "finetune.vocabulary"),
         (["train.folder=SOURCE"], "train.folder is the run in train.init"),
         (["data.old_share=0.5"], "data.old_share is 0.5, and data.old_path is empty: name the"),
+        (["data.old_share=0.25"], "data.old_share is 0.25, and data.old_path is empty: name"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -55,6 +66,14 @@ def test_what_does_not_fit_is_refused(
     settings = [item.replace("SOURCE", str(root / "run")) for item in settings]
     assert message in error_of(command(root, run, *settings), capsys, EXIT_USAGE)
     assert not run.exists()
+
+
+def test_the_configuration_of_a_run_is_taken(root: Path, tmp_path: Path) -> None:
+    """It has all settings, defaults included."""
+    named = [f"train.init={root}/run", f"data.path={root}/new", f"train.folder={tmp_path}/tuned"]
+    config, source = load_finetuning(root / "run/config.yaml", named)
+    assert config.data.old_share == 0.25
+    assert source is not None
 
 
 def test_data_are_a_folder_and_not_a_setting(capsys: pytest.CaptureFixture[str]) -> None:

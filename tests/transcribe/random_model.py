@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from pruned_rnnt.cli import main
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import ModelFile, save_model
 from tests.tiny_models import tiny_conformer, tiny_model
@@ -17,6 +21,15 @@ def save_random_model(folder: Path) -> Path:
     model = tiny_model(tiny_conformer(causal=True), len(tokenizer), kind="full", ctc_scale=0.0)
     save_model(ModelFile(model, tokenizer), folder / "model.pt", "test")
     return folder
+
+
+def transcribe_stdin(model: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of live transcription of `data`."""
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        monkeypatch.setattr(sys, "stdin", file)
+        return main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"])
 
 
 def sound(seconds: float) -> np.ndarray:

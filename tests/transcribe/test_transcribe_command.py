@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +27,14 @@ from pruned_rnnt.decode.search.greedy import greedy_search
 from pruned_rnnt.export.model_file import load_model
 from pruned_rnnt.pretrained import load as load_module
 from pruned_rnnt.system.usage_errors import UsageError
+from pruned_rnnt.transcribe import transcribe_command
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
-from pruned_rnnt.transcribe.live import microphone
+from pruned_rnnt.transcribe.live import microphone, standard_input
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import AudioPiece, SegmentConfig, Segmenter
 from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.windows import encode_features
-from tests.transcribe.random_model import babble, save_random_model, sound
+from tests.transcribe.random_model import babble, save_random_model, sound, transcribe_stdin
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +216,8 @@ def test_memory_does_not_grow_with_the_file(
         (["a b.wav", "x/a_b.mp3", "--format", "ctm"], "2 audio files are called a_b in CTM"),
         (["-", "--window", "3"], "--window, --shortest, --pause, --padding and --detector need"),
         (["-", "--detector", "silero"], "need audio files: live audio ends lines by"),
+        (["a.wav", "train.device=cpu"], "train.device=cpu: `transcribe` takes settings of the sea"),
+        (["a.wav", "decode.method", "greedy"], "write decode.method=VALUE, without blanks"),
         (["a.wav", "--output", __file__], "is a file, not a folder"),
         (["a.wav", "--output", f"{__file__}/x"], "is a file, not a folder"),
     ],
@@ -275,6 +279,8 @@ def test_a_channel_can_be_chosen(
     for file, has in ((path, "its channels are 0 to 1"), (tmp_path / "0.wav", "channel 0 only")):
         assert main(["transcribe", str(model), str(file), "--channel", "2"]) == EXIT_FAILED
         assert f"has no channel 2: {'it has ' * ('only' in has)}{has}" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="samples have no channel 1: they have channel 0 only"):
+        recogniser.transcribe(voices[:, 0], channel=1)
     assert main(["transcribe", str(model), str(path), "--channel", "-1"]) == EXIT_USAGE
 
 
@@ -310,10 +316,7 @@ def test_microphone_gives_the_text_of_standard_input(
 ) -> None:
     """After Ctrl-C, all that was said before is transcribed."""
     data = (sound(2.0) * 32767).astype(np.int16).tobytes()
-    stdin = ModuleType("stdin")
-    stdin.buffer = io.BytesIO(data)  # type: ignore[attr-defined]
-    monkeypatch.setattr(sys, "stdin", stdin)
-    assert main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"]) == 0
+    assert transcribe_stdin(model, data, monkeypatch) == 0
     expected = capsys.readouterr().out
     assert len(expected) > 5
     source = io.BytesIO(data)
@@ -325,6 +328,62 @@ def test_microphone_gives_the_text_of_standard_input(
     assert shown.err.count("samples were lost") == 1
     assert source.closed
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_ends_a_pipe_after_what_was_sent(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its writer got Ctrl-C too, or goes on without a word."""
+    data = (sound(2.0) * 32767).astype(np.int16).tobytes()
+    assert transcribe_stdin(model, data, monkeypatch) == 0
+    expected = capsys.readouterr().out
+    assert len(expected) > 5
+
+    def press_first(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        print_live(*arguments)
+
+    print_live = transcribe_command.print_live
+    monkeypatch.setattr(transcribe_command, "print_live", press_first)
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as stdin, os.fdopen(writer, "wb", buffering=0) as pipe:
+        assert pipe.write(data) == len(data)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"]) == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_ctrl_c_ends_a_pipe_that_is_always_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/zero").open("rb") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with standard_input() as samples:
+            signal.raise_signal(signal.SIGINT)
+            assert sum(map(len, iter(lambda: samples.read(3200), b""))) < 100_000
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+
+def test_background_jobs_ignore_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("set"))
+    with Path("/dev/zero").open("rb") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        with standard_input() as samples:
+            assert samples.read(10) == bytes(10)
+
+
+def test_closed_standard_streams(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python has None for them."""
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["transcribe", str(model), "-"]) == EXIT_USAGE
+    assert "- is standard input, which is closed: pipe samples" in capsys.readouterr().err
+    soundfile.write(tmp_path / "a.wav", sound(1.0), 16000)
+    monkeypatch.setattr(sys, "stdout", None)
+    command = ["transcribe", str(model), str(tmp_path / "a.wav"), "--output", str(tmp_path / "o")]
+    assert main(command) == 0
+    assert (tmp_path / "o/a.txt").exists()
 
 
 def test_ctrl_c_twice_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,8 @@ import errno
 import io
 import os
 import struct
-import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from pruned_rnnt.data.prepare.own_sources import FolderSource
 from pruned_rnnt.transcribe import recordings
 from pruned_rnnt.transcribe.live import open_samples
 from pruned_rnnt.transcribe.transcribe_command import audio_inputs
-from tests.transcribe.random_model import save_random_model, sound
+from tests.transcribe.random_model import save_random_model, sound, transcribe_stdin
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +132,6 @@ def test_other_files_are_transcribed_if_one_runs_out_of_memory(
     if isinstance(error, RuntimeError):
         with pytest.raises(RuntimeError, match="something else"):
             main(["transcribe", str(model), str(folder)])
-
-
-def transcribe_stdin(model: Path, data: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
-    stdin = ModuleType("stdin")
-    stdin.buffer = io.BytesIO(data)  # type: ignore[attr-defined]
-    monkeypatch.setattr(sys, "stdin", stdin)
-    return main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"])
 
 
 def encoded(kind: str, subtype: str | None = None, rate: int = 16000, channels: int = 1) -> bytes:
