@@ -26,7 +26,13 @@ from lhotse.supervision import AlignmentItem
 from pruned_rnnt.align.utterance import AlignedUtterance
 from pruned_rnnt.data.audio.audio_file import without_decoder_messages
 from pruned_rnnt.data.tokens.text_normalisation import normal_form
-from pruned_rnnt.decode.word_times import TimedToken, TimedWord, ctm_text, timed_spans
+from pruned_rnnt.decode.word_times import (
+    TimedToken,
+    TimedWord,
+    ctm_text,
+    separate_spans,
+    timed_spans,
+)
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.run.result_inputs import ResultInputs, name_of_file
 from pruned_rnnt.system.json_file import read_json
@@ -35,8 +41,8 @@ from pruned_rnnt.system.whole_files import write_lines
 
 # Text, start and end in seconds.
 Interval = tuple[str, float, float]
-# Praat and its readers refuse intervals without length.
-_SHORTEST = 1e-4
+# Decimals of seconds in a TextGrid.
+_DIGITS = 4
 # With the digits of a hash and the suffix of a TextGrid, 255.
 _MOST_BYTES = 237
 
@@ -140,9 +146,9 @@ def textgrid(tiers: Sequence[tuple[str, Sequence[Interval]]], seconds: float) ->
             empty intervals, which the format requires, and an interval without length lasts 0.1 ms.
         seconds: length of the audio.
     """
-    tiers = [(name, _with_lengths(intervals)) for name, intervals in tiers]
+    tiers = [(name, _separate(intervals)) for name, intervals in tiers]
     ends = [interval[2] for _, intervals in tiers for interval in intervals]
-    total = max([seconds, *ends])
+    total = max([round(seconds, _DIGITS), *ends])
     lines = [
         'File type = "ooTextFile"',
         'Object class = "TextGrid"',
@@ -173,14 +179,10 @@ def textgrid(tiers: Sequence[tuple[str, Sequence[Interval]]], seconds: float) ->
     return "\n".join(lines) + "\n"
 
 
-def _with_lengths(intervals: Sequence[Interval]) -> list[Interval]:
-    found: list[Interval] = []
-    time = 0.0
-    for text, start, end in intervals:
-        start = max(start, time)
-        time = max(end, round(start + _SHORTEST, 4))
-        found.append((text, start, time))
-    return found
+def _separate(intervals: Sequence[Interval]) -> list[Interval]:
+    """Praat and its readers refuse intervals without length, and those that overlap."""
+    spans = separate_spans([(start, end) for _, start, end in intervals], _DIGITS)
+    return [(text, *span) for (text, _, _), span in zip(intervals, spans, strict=True)]
 
 
 def _without_gaps(intervals: Sequence[Interval], total: float) -> list[Interval]:
@@ -197,7 +199,7 @@ def _without_gaps(intervals: Sequence[Interval], total: float) -> list[Interval]
 
 
 def _number(seconds: float) -> str:
-    return f"{seconds:.4f}".rstrip("0").rstrip(".")
+    return f"{seconds:.{_DIGITS}f}".rstrip("0").rstrip(".")
 
 
 def _quoted(text: str) -> str:

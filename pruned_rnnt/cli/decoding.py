@@ -68,15 +68,17 @@ class Decoding:
                 config,
                 self.language_model,
             )
-        calibration = self._calibration()
+        calibration, fitted = self._calibration(), None
         if calibrating:
-            calibration = calibrate(
+            fitted = calibrate(
                 loaded.model,
                 loaded.tokenizer,
                 loader,
                 decoded.utterances,
                 f"{split}, {loaded.name}",
             )
+            # One without anything would replace that of a better set.
+            calibration = calibration if fitted.is_empty else fitted
         words = [utterance.transcript for utterance in decoded.utterances]
         lost = [(each, run) for each in words for run in lost_runs(each)]
         by_word = ErrorRate.of(words)
@@ -147,14 +149,11 @@ class Decoding:
         for line in summary_lines(loaded.model.encoder, chunks, [delay for _, delay in delays]):
             print(line)
         print(f"results: {RunFolder(folder).results}/*-{stem}.*")
-        if calibrating and calibration is not None:
-            print(f"calibration: {save_calibration(folder, calibration)}")
-            if calibration.times is None:
-                print(
-                    "calibration: confidences only, times of words stay as they are: that needs "
-                    "word times of the set (alignments), or a transducer with a CTC head and "
-                    "features other than NeMo's"
-                )
+        if fitted is not None:
+            if not fitted.is_empty:
+                print(f"calibration: {save_calibration(folder, fitted)}")
+            for line in fitted.missing_lines():
+                print(line)
 
     def plot(self, split: str, ids: list[str]) -> None:
         """Draw utterances of a split into results/plots, named as results with ID for SET."""

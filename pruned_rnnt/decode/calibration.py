@@ -76,7 +76,7 @@ class ConfidenceMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """times, confidence: None if the set was too small to fit them.
+    """times, confidence: None if the set has nothing to fit them to.
 
     source: the set and the checkpoint.
     """
@@ -87,6 +87,28 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing could be fitted."""
+        return self.times is None and self.confidence is None
+
+    def missing_lines(self) -> list[str]:
+        """What could not be fitted and why, for the output of `decode --calibrate`."""
+        lines = []
+        if self.is_empty:
+            lines.append("calibration: the set has nothing to fit it to, so none is saved")
+        if self.times is None:
+            lines.append(
+                "calibration: times of words are not calibrated: that needs word times of the set "
+                "(alignments), or a transducer with a CTC head and features other than NeMo's"
+            )
+        if self.confidence is None:
+            lines.append(
+                "calibration: confidences of words are not calibrated: that needs decoded words, "
+                "and phrases in scripts without spaces are none"
+            )
+        return lines
 
     @property
     def digest(self) -> str:

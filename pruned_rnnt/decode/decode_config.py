@@ -92,7 +92,8 @@ class DecodeConfig:
         greedy search: 5 with loss.durations (3 in beam search), else 1.
     skip_unknown: never emit `<unk>`, like sherpa-onnx.
     beam_size, num_best: for modified beam search and CTC prefix beam search.
-    length_norm: order hypotheses of modified beam search by score per symbol.
+    length_norm: order hypotheses of modified beam search by score / (symbols + context size of the
+        predictor), as icefall does, not by score.
     chunk, left: encoder frames (40 ms; 80 ms of a FastConformer) in a chunk of a causal encoder,
         and of its left context; 0: as the model is configured. A chunk of -1 is the whole
         utterance.

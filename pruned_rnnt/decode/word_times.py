@@ -31,6 +31,15 @@ _TAIL_SECONDS = 0.2
 _PAUSE_SECONDS = 0.15
 # In a script without spaces, what lasts longer is a phrase, not a word.
 _LONGEST_WORD_SECONDS = 2.0
+# Of scripts without spaces, by Unicode's properties. Letters of the grapheme before them
+# (Grapheme_Cluster_Break=SpacingMark): Thai and Lao am.
+_WITH_THE_ONE_BEFORE = frozenset("\u0e33\u0eb3")
+# Written with the consonant after them: signs that stack it (Indic_Conjunct_Break=Linker), and
+# vowels that stand on its left (Logical_Order_Exception).
+_WITH_THE_ONE_AFTER = frozenset(
+    "\u1039\u17d2\u1a60\u1b44\ua9c0"
+    "\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4\u19b5\u19b6\u19b7\u19ba"
+)
 
 
 def frame_seconds(encoder: Encoder) -> float:
@@ -199,15 +208,26 @@ def word_spans(names: Sequence[str]) -> list[tuple[int, int]]:
 def unit_spans(names: Sequence[str]) -> list[tuple[int, int]]:
     """As `word_spans`, but each symbol of a script without spaces begins a word, too, which marks
     and symbols of other scripts continue."""
-    starts = [i for i, name in enumerate(names) if i == 0 or begins_unit(name)]
+    starts = [i for i, name in enumerate(names) if i == 0 or begins_unit(names[i - 1], name)]
     return list(pairwise([*starts, len(names)]))
 
 
-@lru_cache(maxsize=1 << 16)
-def begins_unit(name: str) -> bool:
-    """Whether a symbol begins a word, or a character of a script without spaces."""
+def begins_unit(before: str, name: str) -> bool:
+    """Whether a symbol begins a word, or a character of a script without spaces.
+
+    before: the symbol before it.
+    """
     return name.startswith(WORD_START) or (
-        written_without_spaces(name) and not joins_the_character_before(name[0])
+        before[-1:] not in _WITH_THE_ONE_AFTER and _begins_character(name)
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def _begins_character(name: str) -> bool:
+    return (
+        written_without_spaces(name)
+        and not joins_the_character_before(name[0])
+        and name[0] not in _WITH_THE_ONE_BEFORE
     )
 
 
@@ -289,6 +309,25 @@ def _ctm_line(name: str, word: str, start: float, end: float, confidence: float)
     return f"{ctm_name(name)} 1 {times} {ctm_name(word)} {confidence:.4f}"
 
 
-def ctm_text(name: str, items: Iterable[tuple[str, float, float, float]]) -> str:
-    """The lines of one recording; items are (word, start, end, confidence) in order of time."""
-    return "".join(f"{_ctm_line(name, *item)}\n" for item in items)
+def ctm_text(name: str, items: Sequence[tuple[str, float, float, float]]) -> str:
+    """The lines of one recording; items are (word, start, end, confidence) in order of time.
+
+    Words do not overlap, and one without length lasts 1 ms.
+    """
+    spans = separate_spans([(start, end) for _, start, end, _ in items], digits=3)
+    return "".join(
+        f"{_ctm_line(name, word, start, end, confidence)}\n"
+        for (word, _, _, confidence), (start, end) in zip(items, spans, strict=True)
+    )
+
+
+def separate_spans(spans: Iterable[tuple[float, float]], digits: int) -> list[tuple[float, float]]:
+    """Spans in order of time with ends rounded to `digits` decimals, each with a length, and none
+    before the end of the one before."""
+    found: list[tuple[float, float]] = []
+    time = 0.0
+    for start, end in spans:
+        start = max(round(start, digits), time)
+        time = max(round(end, digits), round(start + 10.0**-digits, digits))
+        found.append((start, time))
+    return found

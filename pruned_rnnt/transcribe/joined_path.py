@@ -207,7 +207,7 @@ class JoinedPath:
             first -= 1
         # To the beginning of the word.
         while self._has_words and 0 < first < len(self._tokens):
-            if begins_unit(self._tokens[first].token):
+            if begins_unit(self._tokens[first - 1].token, self._tokens[first].token):
                 break
             first -= 1
         return first

@@ -100,7 +100,7 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     if kind == "srt":
         return _srt(result)
     if kind == "ctm":
-        words = ((w.word, w.start, w.end, w.confidence) for w in result.words)
+        words = [(w.word, w.start, w.end, w.confidence) for w in result.words]
         notes = "".join(f";; {ctm_name(name)} 1 {mark_text(mark)}\n" for mark in result.marks)
         return ctm_text(name, words) + notes
     if kind == "jsonl":

@@ -23,7 +23,13 @@ from pruned_rnnt.align.output import (
 )
 from pruned_rnnt.align.utterance import AlignedUtterance
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.decode.word_times import TimedToken, TimedWord, timed_tokens, timed_words
+from pruned_rnnt.decode.word_times import (
+    TimedToken,
+    TimedWord,
+    ctm_text,
+    timed_tokens,
+    timed_words,
+)
 from pruned_rnnt.run.result_inputs import ResultInputs
 
 
@@ -114,6 +120,14 @@ def test_textgrid_has_no_interval_without_length() -> None:
     assert tiers["tokens"][-1] == ("", 1.0, 1.0001)
 
 
+def test_a_length_of_more_digits_leaves_no_empty_interval_at_the_end() -> None:
+    for seconds in (1.374625, 1.37464, 1.37466):
+        words = [("a", 0.1, 1.3746), ("b", 1.37462, 1.37463)]
+        for count in (1, 2):
+            tiers = read_textgrid(textgrid([("words", words[:count])], seconds))
+            assert [word for word, _, _ in tiers["words"] if word] == ["a", "b"][:count]
+
+
 def test_textgrid_files(tmp_path: Path) -> None:
     with AlignmentWriter(tmp_path / "x", "textgrid", "dev", {}) as writer:
         writer.add(utterance())
@@ -168,6 +182,17 @@ def test_ctm_lines(tmp_path: Path) -> None:
     assert lines[3] == 'u_2 1 0.200 0.320 t"wo 0.2500'
     tokens = (tmp_path / "dev-tokens.ctm").read_text(encoding="utf-8").splitlines()
     assert tokens[1] == 'u1 1 0.200 0.040 ▁t"wo 0.5000'
+
+
+def test_ctm_words_have_a_length_and_do_not_overlap() -> None:
+    times = [(0.2264, 0.2374), (0.2374, 0.26), (0.3, 0.3), (0.3, 0.3), (0.3, 0.5), (0.5, 0.5004)]
+    lines = ctm_text("a", [("x", start, end, 0.5) for start, end in times]).splitlines()
+    fields = [[round(1000 * float(number)) for number in line.split()[2:4]] for line in lines]
+    assert all(duration > 0 for _, duration in fields)
+    ends = [start + duration for start, duration in fields]
+    assert all(end <= start for end, (start, _) in zip(ends, fields[1:], strict=False))
+    assert fields[:3] == [[226, 11], [237, 23], [300, 1]]
+    assert ends[4] == 500
 
 
 def test_lhotse_round_trip(tmp_path: Path) -> None:

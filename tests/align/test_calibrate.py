@@ -98,6 +98,33 @@ def test_commands_use_the_calibration(
     assert load_exported(exported).calibration == other
 
 
+@pytest.mark.parametrize("has_earlier", [False, True])
+def test_an_empty_calibration_is_not_saved(
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    has_earlier: bool,
+) -> None:
+    path = run / "calibration.json"
+    path.unlink(missing_ok=True)
+    confidence = ConfidenceMap(bias=0.5, path=0.0, head=0.0)
+    earlier = Calibration(times=None, confidence=confidence, source="here")
+    if has_earlier:
+        save_calibration(run, earlier)
+    empty = replace(earlier, confidence=None)
+    monkeypatch.setattr("pruned_rnnt.cli.decoding.calibrate", lambda *_: empty)
+    assert main(["decode", str(run), "decode.split=dev", "--calibrate"]) == 0
+    shown = [x for x in capsys.readouterr().out.splitlines() if x.startswith("calibration: ")]
+    assert [line.split(":")[1] for line in shown] == [
+        " the set has nothing to fit it to, so none is saved",
+        " times of words are not calibrated",
+        " confidences of words are not calibrated",
+    ]
+    assert path.is_file() == has_earlier
+    path.unlink(missing_ok=True)
+    assert [line.split(":")[1] for line in earlier.missing_lines()] == [shown[1].split(":")[1]]
+
+
 def test_times_of_words_are_learned(run: Path, loaded: LoadedModel) -> None:
     """Words that begin 0.12 s before the frames of the head, and end 0.4 s after them."""
     batches = []

@@ -110,6 +110,20 @@ def test_no_cuts_left_is_an_error(corpus: Path) -> None:
         DataModule(strict).train_loader()
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_empty_split_is_an_error(tmp_path: Path, lazy: bool) -> None:
+    empty = config(tiny_corpus.make_corpus(tmp_path / "empty", train=0, dev=1), lazy=lazy)
+    with pytest.raises(ValueError, match=r"split 'train' of .*empty has no utter.*data\.train"):
+        DataModule(empty).train_loader()
+
+
+def test_something_bounds_the_batches(corpus: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.max_duration is inf.*data\.max_cuts"):
+        DataModule(config(corpus, max_duration=math.inf)).train_loader()
+    bounded = DataModule(config(corpus, max_duration=math.inf, max_cuts=4)).train_loader()
+    assert max(map(len, bounded)) == 4
+
+
 @pytest.mark.parametrize("factor", [4])
 def test_encoder_frames_is_a_lower_bound(factor: int) -> None:
     for frames in range(200):

@@ -184,6 +184,30 @@ def test_dev_and_test_are_drawn_for_languages_without() -> None:
     assert plan.describe().startswith(drawn)
 
 
+def test_entries_with_a_problem_do_not_count() -> None:
+    """As Kaldi segments of a whole corpus, of which only some have a text."""
+    entries = [entry_of("", "", index) for index in range(20)]
+    spoilt = [replace(entry_of("", "x", index), problem="not in text") for index in range(400)]
+    assert planned([*entries, *spoilt]).utterances == planned(entries).utterances
+    assert len(planned(entries).utterances) == 4
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_a_split_that_is_left_out_is_announced(
+    audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str
+) -> None:
+    table = tmp_path / "table.csv"
+    splits = ["train", "dev", "test"]
+    paths = [path_of(audio, 0) if name != split else "gone.wav" for name in splits * 2]
+    rows = [f"{path},go,{name}\n" for path, name in zip(paths, splits * 2, strict=True)]
+    table.write_text("path,text,split\n" + "".join(rows))
+    folder = prepare(table, tmp_path / "out")
+    assert split not in folder.splits()
+    hint = f"int: there is no {split} split: all its utterances (2) were left out"
+    assert f"H{hint}" in capsys.readouterr().out
+    assert f"h{hint}" in (folder.path / "report.txt").read_text()
+
+
 def test_one_language_with_one_speaker_leaves_the_speakers_of_others_apart() -> None:
     entries = [entry_of("de", f"d{i % 30}", i) for i in range(300)]
     entries += [entry_of("is", "i", i) for i in range(20)]

@@ -180,6 +180,27 @@ def test_language_option_and_tags(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "language must be a code like tr" in capsys.readouterr().err
 
 
+def test_words_without_a_token_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audio = write_audio(tmp_path / "a.wav")
+    table = tmp_path / "table.tsv"
+    rows = [("go on", "train"), ("no go no", "dev"), ("on", "test")]
+    table.write_text("".join(f"{audio}\t{text}\t\t{split}\n" for text, split in rows))
+    folder = prepare(table, tmp_path / "out", "--tokens", "word")
+    hint = "dev has 1 word without a token (no 2), 2 in all, each of which counts as an error"
+    shown = capsys.readouterr().out
+    assert f"Hint: {hint}; --tokens unigram, bpe or char" in shown
+    assert "Hint: test" not in shown
+    assert folder.report()["splits"]["dev"]["unknown_words"] == {"no": 2}
+    assert (
+        "dev has words that the tokenizer lacks: 2 no" in (folder.path / "report.txt").read_text()
+    )
+    options = ["--only-test", "--tokenizer-from", str(folder.path)]
+    copied = prepare(table, tmp_path / "copied", *options)
+    assert copied.report()["splits"]["test"]["unknown_words"] == {"no": 2}
+
+
 def test_characters_without_a_token_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -108,6 +108,26 @@ def test_spans_of_words() -> None:
     assert ["".join(thai[i:j]) for i, j in spans] == ["▁พ", "รุ่", "ง", "นี้"]
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "น้ำ ดำ ท ำ".replace(" ำ", "ำ").split(),  # Thai am
+        ["ນ້ຳ", "ດຳ"],  # Lao am
+        ["เร", "า", "ไป", "แก่"],  # Thai vowels before their consonant
+        ["ເຮົ", "າ"],
+        ["ភា", "សា", "ខ្មែ", "រ"],  # Khmer
+        ["ပ", "တ္တ", "မြား"],  # Burmese
+        ["ꦲ", "ꦏ꧀ꦱ", "ꦫ"],  # Javanese
+        ["ᬅ", "ᬓ᭄ᬱ", "ᬭ"],  # Balinese
+    ],
+)
+def test_a_written_character_is_one_unit(written: list[str]) -> None:
+    symbols = list("".join(written))
+    spans = unit_spans(symbols)
+    found = ["".join(symbols[i:j]) for i, j in spans]
+    assert found == written
+
+
 @pytest.mark.parametrize(("step", "words"), [(1, 1), (30, 3)])
 def test_a_long_phrase_without_spaces_is_divided(step: int, words: int) -> None:
     frames = [step * n for n in range(3)]

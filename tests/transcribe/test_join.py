@@ -110,6 +110,33 @@ def test_a_join_takes_the_same_time_at_any_place_of_a_recording(
     assert max(seen) > 100
 
 
+@pytest.mark.parametrize("text", ["คำ" * 50, "កម្ម" * 25], ids=["Thai", "Khmer"])
+def test_written_characters_are_compared_whole(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def noted(first: Sequence[TimedUnit], *rest: Any) -> Join:
+        seen.append(first[0].symbols[0])
+        return join(first, *rest)
+
+    monkeypatch.setattr(joined_path, "join", noted)
+    tokenizer: Any = SimpleNamespace(symbols=[*text, "▁"])
+    found = Hypothesis(
+        symbols=tuple(range(100)),
+        frames=tuple(range(0, 500, 5)),
+        score=0.0,
+        symbol_scores=(-0.1,) * 100,
+    )
+    places = range(1000, 1100, 10)
+    for begin in places:
+        path = JoinedPath(tokenizer, with_words=True)
+        path.append(found, None, SegmentPlace(0, 0, 2000))
+        path.append(found, None, SegmentPlace(begin, 2000 - begin, 2000))
+    assert len(seen) == len(places)
+    for place in seen:
+        assert text[place] in "คកម"
+        assert text[place - 1] != "\u17d2"
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -96,8 +96,15 @@ def test_subtitles_have_the_spaces_of_the_text() -> None:
         assert transcript(found, "a", "srt", False).splitlines()[2] == text
 
 
-def test_no_subtitle_begins_with_a_mark() -> None:
-    text = "วันนี้อากาศดีมากพรุ่งนี้ก็จะแจ่มใสเราจะไปภูเขากันและทะเลก็มองเห็นได้"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "วันนี้อากาศดีมากพรุ่งนี้ก็จะแจ่มใสเราจะไปภูเขากันและทะเลก็มองเห็นได้",
+        "น้ำคำนำดำทำจำกำ" * 4,
+        "ភាសាខ្មែរ" * 9,
+    ],
+)
+def test_no_subtitle_begins_within_a_written_character(text: str) -> None:
     tokenizer = train_tokenizer([text], TokenizerConfig(kind="char"))
     symbols = tokenizer.encode(text)
     frames = [8 * n for n in range(len(symbols))]
@@ -107,6 +114,7 @@ def test_no_subtitle_begins_with_a_mark() -> None:
     assert len(parts) > 3
     assert "".join(word.word for part in parts for word in part) == text
     assert not any(unicodedata.category(word.word[0])[0] == "M" for word in said)
+    assert not any(word.word[0] == "ำ" or word.word[-1] in "\u17d2เแไใโ" for word in said)
 
 
 def test_ctm_and_text() -> None:

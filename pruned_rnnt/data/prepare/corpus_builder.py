@@ -97,7 +97,7 @@ def build_corpus(
         ValueError: the required split is empty (the message says why), the tokenizer cannot be
             trained, or the output cannot be written.
     """
-    statistics = CorpusStatistics()
+    statistics = CorpusStatistics(whole_words=_has_whole_words(config))
     sample = _ReservoirSample(config.max_tokenizer_texts, config.seed)
     # By split: the number of each shard and the number of its manifest lines.
     made: dict[str, dict[int, int]] = {}
@@ -237,7 +237,8 @@ def _shards(
     for entry in entries:
         split = plan.split_of(entry)
         if split is None:
-            split, entry = "train", _with_unknown_split(entry)
+            # In a row with another problem, its cells may be shifted.
+            split, entry = "train", entry if entry.problem else _with_unknown_split(entry)
         gathered.setdefault(split, []).append(entry)
         if len(gathered[split]) >= config.shard_size:
             yield shard(split)
@@ -270,6 +271,14 @@ def _join_manifests(folder: Path, split: str, numbers: Iterable[int]) -> None:
             part.unlink()
 
 
+def _has_whole_words(config: BuildConfig) -> bool:
+    if not config.shard.needs_text:
+        return False
+    if config.tokenizer_from is not None:
+        return PreparedFolder(config.tokenizer_from).tokenizer().has_whole_words
+    return config.tokenizer.kind == "word"
+
+
 def _tokenizer(config: BuildConfig, texts: list[str], statistics: CorpusStatistics) -> Tokenizer:
     if config.tokenizer_from is not None:
         return PreparedFolder(config.tokenizer_from).tokenizer()
@@ -293,12 +302,18 @@ def _tokenizer(config: BuildConfig, texts: list[str], statistics: CorpusStatisti
 
 
 def _hints(config: BuildConfig, statistics: CorpusStatistics, tokenizer: Tokenizer) -> list[str]:
-    """Advice about texts and tokens; a copied tokenizer has a fixed spelling."""
+    """Advice about splits, texts and tokens; a copied tokenizer has a fixed spelling."""
     source = config.tokenizer_from
-    unknown = unknown_hints(statistics.unknown_characters(tokenizer), copied=source is not None)
+    empty = statistics.empty_split_hints()
+    unknown = unknown_hints(
+        statistics.unknown_parts(tokenizer),
+        whole_words=statistics.whole_words,
+        copied=source is not None,
+    )
     if source is not None:
-        return [*spelling_hints(source, config.shard.text), *unknown]
+        return [*empty, *spelling_hints(source, config.shard.text), *unknown]
     return [
+        *empty,
         *text_hints(statistics.characters["train"], config.shard.text),
         *token_hints(tokenizer, config.tokenizer, len(statistics.characters["train"])),
         *unknown,

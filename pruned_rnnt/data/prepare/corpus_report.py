@@ -26,6 +26,8 @@ _BIN_SECONDS = 0.1
 # A character that occurs less often is reported as rare.
 _RARE_BELOW = 5
 _SHOWN = 8
+# prepare.json and report.txt list up to this many characters or words without a token.
+_MAX_UNKNOWN = 1000
 
 
 def _split_order(name: str) -> tuple[int, str]:
@@ -34,19 +36,25 @@ def _split_order(name: str) -> tuple[int, str]:
 
 
 class CorpusStatistics:
-    """Adds up the results of shards; durations are kept as a histogram with bins of 0.1 s."""
+    """Adds up the results of shards; durations are kept as a histogram with bins of 0.1 s.
 
-    def __init__(self) -> None:
+    whole_words: the tokens are words, so that all of these are counted, too.
+    """
+
+    def __init__(self, *, whole_words: bool = False) -> None:
+        self.whole_words = whole_words
         self.utterances: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.words: Counter[str] = Counter()
         self.speakers: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.languages: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.characters: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.distinct_words: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.durations: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.rates: Counter[int] = Counter()
         self.channels: Counter[int] = Counter()
         self.left_out: Counter[str] = Counter()
+        self.left_out_of: Counter[str] = Counter()
         self.examples: list[tuple[str, str, str]] = []
 
     def add(self, result: ShardResult) -> None:
@@ -61,24 +69,36 @@ class CorpusStatistics:
         self.channels.update(result.channels)
         for text in result.texts:
             self.characters[split].update(text.replace(" ", ""))
+            if self.whole_words:
+                self.distinct_words[split].update(text.split())
+        self.left_out_of[split] += len(result.left_out)
         for _, origin, reason, details in result.left_out:
             self.left_out[reason] += 1
             if self.left_out[reason] <= _MAX_EXAMPLES:
                 self.examples.append((origin, reason, details))
 
-    def unknown_characters(self, tokenizer: Tokenizer) -> dict[str, Counter[str]]:
-        """Counts of the characters that have no token, by split; none for tokens of whole words."""
-        if tokenizer.has_whole_words:
-            return {}
+    def unknown_parts(self, tokenizer: Tokenizer) -> dict[str, Counter[str]]:
+        """Counts of the characters, or whole words, that have no token, by split."""
+        parts = self.distinct_words if self.whole_words else self.characters
         found = {
-            split: Counter({c: n for c, n in self.characters[split].items() if tokenizer.lacks(c)})
-            for split in sorted(self.characters, key=_split_order)
+            split: Counter({c: n for c, n in parts[split].items() if tokenizer.lacks(c)})
+            for split in sorted(parts, key=_split_order)
         }
         return {split: counts for split, counts in found.items() if counts}
 
+    def empty_split_hints(self) -> list[str]:
+        """A hint for each split of which all utterances were left out."""
+        return [
+            f"there is no {split} split: all its utterances ({count:,}) were left out, for the "
+            "reasons in left_out.jsonl; repair them, or pass another --seed, which draws others if "
+            "the source has no splits"
+            for split, count in sorted(self.left_out_of.items(), key=lambda x: _split_order(x[0]))
+            if count and not self.utterances[split]
+        ]
+
     def summaries(self, tokenizer: Tokenizer | None = None) -> dict[str, dict[str, Any]]:
         """The entry of each split for prepare.json."""
-        unknown = self.unknown_characters(tokenizer) if tokenizer is not None else {}
+        unknown = self.unknown_parts(tokenizer) if tokenizer is not None else {}
         summaries: dict[str, dict[str, Any]] = {}
         for split in sorted(self.utterances, key=_split_order):
             if not self.utterances[split]:
@@ -94,7 +114,8 @@ class CorpusStatistics:
             if any(self.languages[split]):
                 summaries[split]["languages"] = dict(sorted(self.languages[split].items()))
             if split in unknown:
-                summaries[split]["unknown_characters"] = dict(unknown[split].most_common())
+                key = "unknown_words" if self.whole_words else "unknown_characters"
+                summaries[split][key] = dict(unknown[split].most_common(_MAX_UNKNOWN))
         return summaries
 
     def describe_left_out(self) -> str:
@@ -145,13 +166,15 @@ class CorpusStatistics:
 
     def _character_lines(self, tokenizer: Tokenizer) -> list[str]:
         train = self.characters["train"]
+        parts = "words" if self.whole_words else "characters"
         lines = [f"Characters of train ({len(train)})", "=" * 20]
         for character, count in sorted(train.items(), key=lambda item: (-item[1], item[0])):
             rare = "  rare: a typing error?" if count < _RARE_BELOW else ""
             lines.append(f"{character}  {count:,}  {unicodedata.name(character, '?')}{rare}")
         lines += [
-            f"{split} has characters that the tokenizer lacks: {_format_counts(unknown)}"
-            for split, unknown in self.unknown_characters(tokenizer).items()
+            f"{split} has {parts} that the tokenizer lacks: "
+            f"{_format_counts(dict(unknown.most_common(_MAX_UNKNOWN)))}"
+            for split, unknown in self.unknown_parts(tokenizer).items()
         ]
         return lines
 
@@ -209,18 +232,23 @@ def token_hints(tokenizer: Tokenizer, config: TokenizerConfig, characters: int) 
     ]
 
 
-def unknown_hints(unknown: Mapping[str, Counter[str]], *, copied: bool) -> list[str]:
-    """A hint for each split with characters that have no token.
+def unknown_hints(
+    unknown: Mapping[str, Counter[str]], *, whole_words: bool, copied: bool
+) -> list[str]:
+    """A hint for each split with characters that have no token, or words with `whole_words`.
 
-    unknown: counts of these characters, by split. copied: the tokenizer is that of other data.
+    unknown: their counts, by split. copied: the tokenizer is that of other data.
     """
     advice = (
         "the options --case, --punctuation and --spaces of the tokenizer's data may remove them"
         if copied
+        else "--tokens unigram, bpe or char writes words that train does not have"
+        if whole_words
         else "--byte-fallback gives every character a spelling"
     )
+    part = "word" if whole_words else "character"
     return [
-        f"{split} has {len(counts):,} character{'s' * (len(counts) > 1)} without a token "
+        f"{split} has {len(counts):,} {part}{'s' * (len(counts) > 1)} without a token "
         f"({_shown_counts(counts)}), {counts.total():,} in all, each of which counts as an error; "
         f"{advice}"
         for split, counts in unknown.items()

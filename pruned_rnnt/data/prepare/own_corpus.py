@@ -80,6 +80,12 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
     licence = licence_of(options)
     if licence == Licence():
         licence = _known_licence(options.source)
+    copied = options.tokenizer_from is not None
+    if options.vocab_size is not None and (copied or options.tokens in ("char", "word")):
+        other = "--tokenizer-from" if copied else f"--tokens {options.tokens}"
+        raise ValueError(
+            f"--vocab-size {options.vocab_size} has no effect with {other}: leave it out"
+        )
     config = build_config("own", options)
     if options.only_test and options.tokenizer_from is None:
         raise ValueError(

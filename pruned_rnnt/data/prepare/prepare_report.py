@@ -121,7 +121,7 @@ class PrepareReport:
     licence: of the corpus, and where it comes from.
     skipped_counts: counts by reason, if `skipped` holds examples only.
     train_options: settings that training needs for these data, as `section.key=value`.
-    hints: advice about texts and tokens.
+    hints: advice about splits, texts and tokens.
     training_hours: hours of the train split with its copies at other speeds, for advice about the
         length of training; 0 for none.
     """

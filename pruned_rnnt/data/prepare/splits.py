@@ -129,7 +129,8 @@ def plan_splits(
     utterances. This needs a speaker for every utterance of train in this language, and enough
     speakers that none takes more than about twice the share. Otherwise single utterances are drawn.
     dev and test get about `max_held_out` utterances each at most, and with whole speakers twice as
-    many. Memory holds a count per speaker, or the ids of the utterances held out.
+    many. Entries with a problem are neither drawn nor counted. Memory holds a count per speaker, or
+    the ids of the utterances held out.
 
     Raises:
         ValueError: shares out of range, or `max_held_out` below 1.
@@ -146,10 +147,9 @@ def plan_splits(
     for entry in entries:
         if entry.split:
             named[entry.language].add(split_name(entry.split))
-        if _is_train(entry):
+        if _is_train(entry) and not entry.problem:
             total += 1
-            if not entry.problem:
-                speakers[entry.language][entry.speaker] += 1
+            speakers[entry.language][entry.speaker] += 1
     by_speaker: set[str] = set()
     held_out: dict[tuple[str, str], str] = {}
     single: dict[str, dict[str, int]] = {}

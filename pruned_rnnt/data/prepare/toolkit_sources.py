@@ -32,7 +32,9 @@ _MOST_LEFT_OUT = 0.01
 class KaldiSource:
     """A Kaldi data directory: wav.scp and text, and optionally segments, utt2spk, utt2lang.
 
-    wav.scp may contain shell commands that end in "|". All files but text are held in memory.
+    wav.scp may contain shell commands that end in "|". All files but text are held in memory. A
+    line of segments, or without segments of wav.scp, whose id is not in text is an entry with a
+    problem.
 
     allow_commands: allow a shell to run the commands.
     audio_folder: base of relative paths in wav.scp that do not exist in the working directory; by
@@ -51,8 +53,10 @@ class KaldiSource:
         speakers = self._optional("utt2spk")
         languages = self._optional("utt2lang")
         segments = self._optional("segments")
+        without_text = dict(segments or audio)
         for line, name, text in _kaldi_lines(self.folder / "text"):
             origin = f"{self.folder / 'text'}:{line}"
+            without_text.pop(name, None)
             recording, start, end, problem, details = name, 0.0, None, "", ""
             if segments and name not in segments:
                 problem = "not in segments"
@@ -80,6 +84,14 @@ class KaldiSource:
                 duration=None if end is None else round(end - start, 8),
                 problem=problem,
                 details=details,
+            )
+        listed = self.folder / ("segments" if segments else "wav.scp")
+        for name, (line, _) in without_text.items():
+            yield CorpusEntry(
+                id=name.replace("/", "-"),
+                origin=f"{listed}:{line}",
+                problem="not in text",
+                details=name,
             )
 
     def _audio(self) -> dict[str, tuple[int, str]]:

@@ -155,11 +155,11 @@ class Tokenizer:
             for index, symbol in enumerate(ordinary, start=UNKNOWN_ID + 1)
         )
 
-    def lacks(self, character: str) -> bool:
-        """Whether a character of a text becomes `<unk>`."""
-        if character in JOINERS:  # has no normal form outside a word
-            return not self.has_bytes and all(character not in name for name in self.symbols)
-        return UNKNOWN_ID in self.encode(character)
+    def lacks(self, part: str) -> bool:
+        """Whether a character or word of a text becomes `<unk>`, wholly or in part."""
+        if part in JOINERS:  # has no normal form outside a word
+            return not self.has_bytes and all(part not in name for name in self.symbols)
+        return UNKNOWN_ID in self.encode(part)
 
     def pieces(self, text: str) -> list[str]:
         """What each of the ids of `encode(text)` stands for: names of symbols, and for `<unk>` the
