@@ -71,6 +71,8 @@ def report(options: argparse.Namespace, console: Console) -> int:
     """Make a web page of a run: curves, errors, and the worst utterances with audio."""
     from pruned_rnnt.report.report_command import ReportOptions, make_report
 
+    if options.other is None and options.other_result != "*":
+        raise UsageError("--other-result needs --other RUN, the run with these results")
     if options.output is not None:
         _check_output(options.output)
     folder, overrides = run_and_settings(options)

@@ -17,7 +17,10 @@ from pruned_rnnt.cli.command import (
     start_driver,
 )
 from pruned_rnnt.system.usage_errors import UsageError
-from pruned_rnnt.train.tasks.dry_run_command import add_dry_run_arguments
+from pruned_rnnt.train.tasks.dry_run_command import (
+    add_dry_run_arguments,
+    check_dry_run_arguments,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,6 +74,7 @@ def _add_config_arguments(parser: argparse.ArgumentParser, what: str) -> None:
 
 def train(options: argparse.Namespace, console: Console) -> int:
     """Train a model, or continue a run from its newest checkpoint."""
+    check_dry_run_arguments(options)
     start_driver()
     from pruned_rnnt.config.load import value_of
     from pruned_rnnt.finetune.finetune_task import task_of
@@ -90,15 +94,13 @@ def train(options: argparse.Namespace, console: Console) -> int:
         config, make_task = load_experiment(chosen.yaml_path, chosen.overrides)
         if isinstance(config, ExperimentConfig):
             config = whole_config(config)
-    if options.dry_run or options.find_max_duration or options.estimate:
+    if options.check is not None:
         from rich.console import Console
 
         from pruned_rnnt.train.tasks.dry_run_command import run_dry_run
 
         if not isinstance(config, ExperimentConfig):
-            raise UsageError(
-                "--dry-run, --find-max-duration and --estimate are for recognisers only"
-            )
+            raise UsageError(f"{options.check} is for recognisers only")
         return 0 if run_dry_run(options, config, make_task, Console()) else EXIT_FAILED
     return _run_training(config, make_task, console, allow_changes=options.allow_changes)
 

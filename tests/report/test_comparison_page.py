@@ -105,3 +105,8 @@ def test_options_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
         audio=False, pictures=False,
     )  # fmt: skip
     assert seen == [(Path("a"), Path("b"), options)]
+
+
+def test_results_of_another_run_need_that_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "a", "--other-result", "greedy*"]) == EXIT_USAGE
+    assert "--other-result needs --other RUN" in capsys.readouterr().err

@@ -235,8 +235,9 @@ def full_disk(file: int) -> None:
 
 
 def test_missing_file_and_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"not found: .*absent\.pt"):
-        load_checkpoint(tmp_path / "absent.pt")
+    for path in (tmp_path / "absent.pt", str(tmp_path / "absent.pt")):
+        with pytest.raises(CheckpointError, match=r"not found: .*absent\.pt"):
+            load_checkpoint(path)
     assert CheckpointFolder(tmp_path / "nothing").load_newest() is None
 
 

@@ -64,7 +64,7 @@ def save_checkpoint(path: Path, values: dict[str, Any]) -> None:
     )
 
 
-def load_checkpoint(path: Path | None) -> dict[str, Any]:
+def load_checkpoint(path: str | Path | None) -> dict[str, Any]:
     """Read a checkpoint into CPU tensors; code in the file is refused.
 
     Raises:
@@ -74,6 +74,7 @@ def load_checkpoint(path: Path | None) -> dict[str, Any]:
     """
     if path is None:
         raise CheckpointError("there is no best checkpoint: no validation has given a score yet")
+    path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"checkpoint not found: {path}")
     try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.system.allocator import return_freed_memory
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.gradients import LocalGradients
@@ -47,18 +48,26 @@ def out_of_memory_in(work: Callable[[], None], release: Callable[[], None] = lam
 
 
 def release_memory() -> None:
-    """Release cached memory, and tensors that are held by the frames of a past exception."""
+    """Release cached memory, and tensors that are held by the frames of a past exception.
+
+    For after a failure and between trials: it takes time, and so do the next allocations.
+    """
     gc.collect()
+    # Or `peak` of a process on a CPU would count what earlier work has freed.
+    return_freed_memory()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def reset_peak(device: torch.device) -> None:
-    """Reset `peak`, where the system supports it (everywhere except for the CPU on macOS)."""
+def reset_peak(device: torch.device) -> bool:
+    """Reset `peak`; False if the system cannot (for a CPU, only Linux can)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif (clear := Path("/proc/self/clear_refs")).exists():
+        return True
+    clear = Path("/proc/self/clear_refs")
+    if clear.exists():
         clear.write_text("5")
+    return clear.exists()
 
 
 def peak(device: torch.device) -> int:

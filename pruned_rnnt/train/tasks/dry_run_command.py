@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pruned_rnnt.system.usage_errors import UsageError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,35 +19,43 @@ if TYPE_CHECKING:
 
 
 _IDS_SHOWN = 5
+_ESTIMATE_SECONDS, _SCAN_BATCHES = 60.0, 2000
+# The checks that have each option.
+_CHECKS = {
+    "estimate_seconds": ("--estimate",),
+    "memory_limit": ("--find-max-duration",),
+    "scan_batches": ("--dry-run", "--find-max-duration", "--estimate"),
+}
 
 
 def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `train` that run trial steps instead of training."""
+    """Add the options of `train` that run trial steps instead of training; `check` is the chosen
+    one, such as "--dry-run", or None."""
     group = parser.add_argument_group(
         "checks before training (which write nothing and change no run)"
     )
-    group.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="run one step on each of the largest batches; exit code 1 if one runs out of memory",
-    )
-    group.add_argument(
-        "--find-max-duration",
-        action="store_true",
-        help="search for the largest data.max_duration whose batches fit into memory",
-    )
-    group.add_argument(
-        "--estimate",
-        action="store_true",
-        help="predict the hours and the memory of the training, from some of its steps, a "
-        "validation and a checkpoint on this machine; exit code 1 if a batch does not fit",
-    )
+    checks = group.add_mutually_exclusive_group()
+    for check, text in (
+        (
+            "--dry-run",
+            "run one step on each of the largest batches; exit code 1 if one runs out of memory",
+        ),
+        (
+            "--find-max-duration",
+            "search for the largest data.max_duration whose batches fit into memory",
+        ),
+        (
+            "--estimate",
+            "predict the hours and the memory of the training, from some of its steps, a "
+            "validation and a checkpoint on this machine; exit code 1 if a batch does not fit",
+        ),
+    ):
+        checks.add_argument(check, action="store_const", dest="check", const=check, help=text)
     group.add_argument(
         "--estimate-seconds",
         type=float,
-        default=60.0,
         metavar="S",
-        help="for --estimate: measure steps for S seconds (default 60)",
+        help=f"for --estimate: measure steps for S seconds (default {_ESTIMATE_SECONDS:g})",
     )
     group.add_argument(
         "--memory-limit",
@@ -57,10 +67,27 @@ def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--scan-batches",
         type=int,
-        default=2000,
         metavar="N",
-        help="search the first N batches of the first epoch for the largest ones (default 2000)",
+        help="search the first N batches of the first epoch for the largest ones (default "
+        f"{_SCAN_BATCHES})",
     )
+
+
+def check_dry_run_arguments(options: argparse.Namespace) -> None:
+    """Fill in defaults.
+
+    Raises:
+        UsageError: a number is out of range, or an option is for a check that is not chosen, whose
+            user would start a training in place of it.
+    """
+    for option, checks in _CHECKS.items():
+        value, name = getattr(options, option), "--" + option.replace("_", "-")
+        if value is not None and options.check not in checks:
+            raise UsageError(f"{name} needs {' or '.join(checks)}")
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{name} is {value}, needs a finite number above 0")
+    options.estimate_seconds = options.estimate_seconds or _ESTIMATE_SECONDS
+    options.scan_batches = options.scan_batches or _SCAN_BATCHES
 
 
 def run_dry_run(
@@ -72,32 +99,31 @@ def run_dry_run(
     """Run the trials that the options of `add_dry_run_arguments` select; returns whether they fit.
 
     Args:
+        options: after `check_dry_run_arguments`.
         make_task: builds the task of the training.
 
     Raises:
-        ValueError: a search on a CPU without a limit, no batches to search, or several processes of
-            torchrun.
+        ValueError: a search on a CPU without a limit or where peaks of memory cannot be measured,
+            or several processes of torchrun.
     """
     from pruned_rnnt.train.engine.train_config import pick_device
     from pruned_rnnt.train.tasks.dry_run import DryRun
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
-            "--dry-run, --find-max-duration and --estimate try the batches of a single process: "
-            "start them without torchrun"
+            f"{options.check} tries the batches of a single process: start it without torchrun"
         )
-    if options.scan_batches < 1:
-        raise ValueError(f"--scan-batches is {options.scan_batches}, needs at least 1")
     on_cpu = pick_device(config.train).type == "cpu"
-    if options.find_max_duration and on_cpu and options.memory_limit is None:
+    finding = options.check == "--find-max-duration"
+    if finding and on_cpu and options.memory_limit is None:
         raise ValueError(
             "--find-max-duration measures GPU memory, and there is no GPU to use: pass "
             "--memory-limit GIB to search by the memory of this process instead"
         )
-    if options.estimate:
+    if options.check == "--estimate":
         return _estimate(options, config, make_task, console)
     trials = DryRun(config, make_task)
-    if options.find_max_duration:
+    if finding:
         return _find(trials, options, console)
     return _dry_run(trials, options.scan_batches, console)
 
@@ -199,8 +225,14 @@ def _estimate(
 def _find(trials: DryRun, options: argparse.Namespace, console: Console) -> bool:
     import torch
 
+    from pruned_rnnt.train.engine.memory import reset_peak
     from pruned_rnnt.train.tasks.dry_run import GIB, USABLE_SHARE, search_largest
 
+    if not reset_peak(trials.device):
+        raise ValueError(
+            "--find-max-duration needs Linux to measure the memory of a process again and again: "
+            "try a value of data.max_duration with --dry-run, which shows its memory"
+        )
     start = trials.config.data.max_duration
     if options.memory_limit is not None:
         limit = options.memory_limit * GIB
