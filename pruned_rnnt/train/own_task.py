@@ -315,6 +315,12 @@ class OwnBatches:
             if batch is _END:
                 if count <= skipped:
                     self._refuse_or_warn(skipped)
+                elif count == 1 and self._epoch > 0:
+                    raise ValueError(
+                        f"batches gives no batch in epoch {self._epoch}, and did so before; needs "
+                        "an object whose __iter__ starts an epoch each time, such as a list or a "
+                        "DataLoader"
+                    )
                 return
             if count >= skipped:
                 found = _digest_of(batch)

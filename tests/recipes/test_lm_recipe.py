@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from pruned_rnnt.cli import main
-from pruned_rnnt.cli.command import EXIT_USAGE
+from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.data.input.lm_texts import write_texts
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.tasks.lm_task import load_language_model
 from tests.tiny_corpus import make_corpus, tiny_overrides
@@ -111,6 +112,22 @@ def test_resumed_training_is_exact(folder: Path) -> None:
     for part in ("model", "average"):
         for name, values in halves[part].items():
             assert torch.equal(values, whole[part][name]), name
+
+
+@pytest.mark.parametrize(
+    ("setting", "code", "message"),
+    [
+        ("data.train=none", EXIT_FAILED, "data.train is none, which has no text in"),
+        ("data.valid=none", EXIT_FAILED, "data.valid is none, which has no text in"),
+        ("data.seed=-1", EXIT_USAGE, "data.seed is -1, needs at least 0"),
+    ],
+)
+def test_wrong_data_are_named(
+    folder: Path, setting: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert write_texts(folder / "texts", "none", []) == 0
+    assert main(["train", *lm_settings(folder, "no", 1), setting]) == code
+    assert message in capsys.readouterr().err
 
 
 def test_inspect_shows_language_models_too(

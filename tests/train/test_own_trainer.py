@@ -477,6 +477,21 @@ def test_nothing_is_lost_with_a_worker(tmp_path: Path, number: int | None) -> No
     assert load_checkpoint(run.checkpoints.paths()[-1])["counters"]["step"] == run.step == 4
 
 
+class OneEpoch:
+    """Its iterator goes on where it was."""
+
+    def __init__(self) -> None:
+        self.batches = iter([[torch.ones(3, 3), torch.ones(3, 1)]] * 2)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return self.batches
+
+
+def test_batches_that_do_not_begin_anew_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no batch in epoch 1, .* __iter__ starts an epoch each"):
+        trainer(tmp_path, batches=OneEpoch()).run()
+
+
 def test_seeds_may_be_times_in_nanoseconds(tmp_path: Path) -> None:
     assert trainer(tmp_path, 1, settings={"seed": 1_795_000_000_123_456_789}).run() == "finished"
 

@@ -1,4 +1,5 @@
-"""Signals and the death of a data worker end training after it has saved."""
+"""Signals and the death of a data worker end training after it has saved; so does, without saving,
+the end of another training process."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_INTERRUPTED
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import load_checkpoint
 from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.interruptions import is_of_exchange
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.experiment import ExperimentConfig
 from tests.tiny_corpus import speech_trainer, tiny_experiment, tiny_overrides
@@ -206,3 +209,39 @@ def test_all_processes_save_when_a_worker_of_one_dies(corpus: Path, tmp_path: Pa
     saved = load_checkpoint(config.folder / f"checkpoints/step-{step:08d}.pt")
     assert saved["counters"]["batch"] == 2 * step
     assert speech_trainer(config, allow_changes=True).state.counters.step == step
+
+
+def leave_early(ranks: Ranks, config: ExperimentConfig) -> str:
+    """Train in the first process; the other one ends when the training begins."""
+    trainer = speech_trainer(config, ranks)
+    if not ranks.is_first:
+        return ""
+    with pytest.raises(TrainingStopped) as stopped:
+        trainer.run()
+    assert "gloo" in str(stopped.value.__cause__)
+    return str(stopped.value)
+
+
+def test_end_of_another_process_is_named(corpus: Path, tmp_path: Path) -> None:
+    config = tiny_experiment(corpus, tmp_path / "run")
+    message, _ = run_ranks(2, leave_early, config)
+    assert message.startswith("training stopped after step 0: the processes can no longer exchange")
+    assert "The same command continues from the newest checkpoint ([" in message
+    assert len(message.splitlines()) == 1
+    log = (config.folder / "train.log").read_text()
+    assert "training ended by TrainingStopped: training stopped after step 0" in log
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[/x/gloo/transport/tcp/pair.cc:537] Read error"), True),
+        (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 0."), True),
+        # Errors of the own process.
+        (RuntimeError("[enforce fail at /x/gloo/transport/tcp/pair.cc:9] 8 vs 4"), False),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (TrainingStopped("as another gloo/transport/ said"), False),
+    ],
+)
+def test_errors_of_the_exchange(error: RuntimeError, expected: bool) -> None:
+    assert is_of_exchange(error) == expected

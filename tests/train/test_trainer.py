@@ -106,6 +106,17 @@ def test_checkpoints_keep_the_shapes_of_batches(corpus: Path, tmp_path: Path) ->
     assert graphs.shapes.state_dict() == saved
 
 
+@pytest.mark.parametrize("kind", ["full", "pruned"])
+def test_many_chunk_sizes_with_the_full_loss_have_a_warning(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    causal = [f"model.encoder.{x}" for x in ("causal=true", "feature_norm=fixed", "chunk_size=8")]
+    sizes = "model.encoder.chunk_sizes=[8,-1]"
+    config = tiny_experiment(corpus, tmp_path, *causal, sizes, f"loss.kind={kind}")
+    SpeechTask(config, Ranks(), torch.device("cpu"))
+    assert ("a quarter of the trainings" in caplog.text) == (kind == "full")
+
+
 @pytest.mark.slow
 def test_validation_does_not_affect_training(corpus: Path, tmp_path: Path) -> None:
     often = tiny_experiment(corpus, tmp_path / "often", "train.validate_every=1")

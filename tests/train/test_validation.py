@@ -61,8 +61,11 @@ def fail_in_validation(monkeypatch: pytest.MonkeyPatch, passes: set[int]) -> Non
 
 def test_missing_validation_set_is_an_error_before_training(corpus: Path, tmp_path: Path) -> None:
     config = experiment(corpus, tmp_path / "run", "data.valid=nosuch")
-    with pytest.raises(FileNotFoundError, match="no split 'nosuch'"):
+    with pytest.raises(FileNotFoundError, match=r"no split 'nosuch'.*name one of these"):
         speech_trainer(config)
+    empty = make_corpus(tmp_path / "empty", train=4, dev=0)
+    with pytest.raises(ValueError, match=r"split 'dev' of .*empty has no utterances.*data\.valid"):
+        speech_trainer(experiment(empty, tmp_path / "run"))
 
 
 @pytest.mark.slow
@@ -146,13 +149,33 @@ def test_validation_skips_a_batch_that_does_not_fit(
 
 @pytest.mark.slow
 def test_validation_without_any_fitting_batch_has_no_score(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     fail_in_validation(monkeypatch, set(range(100)))
     config = experiment(corpus, tmp_path / "run", "train.steps=1")
     trainer = speech_trainer(config)
     assert trainer.run() == "finished"
     assert trainer.checkpoints.best() is None
+    assert "wer" not in valid_line(config.folder)
+    assert "WER unknown" in caplog.text
+
+
+def test_unreadable_validation_set_is_a_warning(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = experiment(corpus, tmp_path / "run", "train.steps=1")
+    trainer = speech_trainer(config)
+    monkeypatch.setattr(trainer.task.data, "valid_loader", lambda: iter([]))
+    assert trainer.run() == "finished"
+    (line,) = [r for r in caplog.records if "step 1 validation" in r.message]
+    assert line.levelname == "WARNING"
+    assert "no reference word of data.valid=dev was read" in line.message
     assert "wer" not in valid_line(config.folder)
 
 

@@ -7,6 +7,7 @@ Batches therefore depend on (seed, epoch, world size), but not on the number of 
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -93,6 +94,11 @@ class DataModule:
         An epoch has the same number of batches on every rank.
         """
         config = self.config
+        if config.max_duration == math.inf and not (config.max_cuts or config.max_lattice):
+            raise ValueError(
+                "data.max_duration is inf, so that nothing bounds the batches: needs a finite "
+                "number of seconds, or data.max_cuts or data.max_lattice above 0"
+            )
         views = 1 if self.view_mask_factor is None else 2
         size = lattice_size(config, self.tokenizer)
         most = max(1, config.max_lattice // views)
@@ -148,14 +154,15 @@ class DataModule:
         config = self.config
         manifests = folder.manifests(config.train)
         first = next(iter(folder.cuts(config.train, lazy=True)), None)
-        if first is not None:
-            self._check_kind(first, folder)
-            if config.speed_factors and self.rank == 0 and first.has_features:
-                logger.warning(
-                    "%s has stored features, which are not used, because data.speed_factors needs "
-                    "features computed from the recordings",
-                    folder.path,
-                )
+        if first is None:
+            raise _no_utterances(folder, "data.train", config.train)
+        self._check_kind(first, folder)
+        if config.speed_factors and self.rank == 0 and first.has_features:
+            logger.warning(
+                "%s has stored features, which are not used, because data.speed_factors needs "
+                "features computed from the recordings",
+                folder.path,
+            )
         cuts: Any
         if streamed:
             cuts = ManifestShards(
@@ -179,8 +186,14 @@ class DataModule:
         return cuts
 
     def valid_loader(self) -> BatchLoader:
-        """Batches of the validation split; see `test_loader`."""
-        return self.test_loader(self.config.valid)
+        """Batches of the validation split; see `test_loader`.
+
+        Raises ValueError if it has no utterance: there would be no error rate.
+        """
+        loader = self.test_loader(self.config.valid)
+        if not loader.utterances:
+            raise _no_utterances(self.folder, "data.valid", self.config.valid)
+        return loader
 
     def test_loader(self, split: str = "test", *, sample: int | None = None) -> BatchLoader:
         """Batches of any split: every utterance, longest first, neither filtered nor augmented.
@@ -259,6 +272,13 @@ class DataModule:
             utterances=utterances,
             own_ids=own_ids,
         )
+
+
+def _no_utterances(folder: PreparedFolder, key: str, split: str) -> ValueError:
+    return ValueError(
+        f"the split {split!r} of {folder.path} has no utterances: prepare the folder again, or set "
+        f"{key} to another split"
+    )
 
 
 def lattice_size(config: DataConfig, tokenizer: Tokenizer) -> LatticeSize:

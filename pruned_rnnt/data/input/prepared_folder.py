@@ -72,9 +72,11 @@ class PreparedFolder:
             return [path]
         shards = sorted(self.path.glob(f"{glob.escape(split)}_cuts.*.jsonl.gz"))
         if not shards:
-            found = ", ".join(self.splits()) or "none"
+            found = ", ".join(self.splits())
+            advice = "name one of these, or run" if found else "run"
             raise FileNotFoundError(
-                f"no split {split!r} at {path} (splits found: {found}); run `pruned-rnnt prepare`"
+                f"no split {split!r} at {path} (splits found: {found or 'none'}); {advice} "
+                "`pruned-rnnt prepare`"
             )
         numbers = {shard: n for shard in shards if (n := _number(shard)) is not None}
         if not numbers:

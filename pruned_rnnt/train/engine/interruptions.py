@@ -1,4 +1,5 @@
-"""What ends training early: signals that ask it to stop, and data workers that die."""
+"""What ends training early: signals that ask it to stop, and data workers or other training
+processes that die."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from types import FrameType
 from typing import Any
+
+from torch import distributed
 
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError, worker_deaths_deferred
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
@@ -137,4 +140,26 @@ def stopped_without_worker(step: int, reason: str) -> TrainingStopped:
     return TrainingStopped(
         f"training stopped after step {step}: {reason}. The same command continues from the newest "
         "checkpoint; if the system killed the worker to free memory, lower data.num_workers"
+    )
+
+
+def is_of_exchange(error: RuntimeError) -> bool:
+    """Whether it is the error of gloo or NCCL about data that processes exchange.
+
+    Another process has probably ended. Not if gloo found that the processes' calls differ.
+    """
+    # gloo has no type of its own, but names its source file.
+    of_gloo = type(error) is RuntimeError and "gloo/transport/" in str(error)
+    return isinstance(error, distributed.DistError) or (
+        of_gloo and "enforce fail" not in str(error)
+    )
+
+
+def stopped_without_process(step: int, error: RuntimeError) -> TrainingStopped:
+    """The error that ends training after `step` because of an error `is_of_exchange`."""
+    reason = str(error).strip().partition("\n")[0]
+    return TrainingStopped(
+        f"training stopped after step {step}: the processes can no longer exchange data, probably "
+        "because another one ended (its messages or the system's log say why) or hangs. The same "
+        f"command continues from the newest checkpoint ({reason})"
     )

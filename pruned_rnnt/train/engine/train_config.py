@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Above the cores of any machine; those of this one do not matter, as it may read another's runs.
+_MOST_THREADS = 1024
+
 # Number of checkpoints that `pruned-rnnt average` without --last and decode.checkpoint=average use.
 AVERAGED_CHECKPOINTS = 3
 
@@ -115,6 +118,12 @@ class TrainConfig:
         )
         check_at_least("train", self, **dict.fromkeys((*others, "early_stopping_patience"), 0))
         check_fractions("train", self, "average_decay", below_one=True)
+        if self.threads > _MOST_THREADS:
+            raise ValueError(f"train.threads is {self.threads}, needs at most {_MOST_THREADS}")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ValueError(
+                f"train.seed is {self.seed}, needs at most 64 bits: -2**63 to 2**64 - 1"
+            )
         if self.shard != "none" and self.precision == "float16":
             raise ValueError(
                 f"train.shard is {self.shard} and train.precision float16, whose scaled gradients "

@@ -24,7 +24,13 @@ from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped, dump_bad_step
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.engine.distributed import Ranks
-from pruned_rnnt.train.engine.interruptions import BatchGroups, StopSignals, stopped_without_worker
+from pruned_rnnt.train.engine.interruptions import (
+    BatchGroups,
+    StopSignals,
+    is_of_exchange,
+    stopped_without_process,
+    stopped_without_worker,
+)
 from pruned_rnnt.train.engine.log import RunLog, log_file
 from pruned_rnnt.train.engine.loggers import MetricLogger, require_loggers
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, StateMemory, peak, state_memory
@@ -168,6 +174,10 @@ class Trainer:
                         return self._preempted()
                 reason = self.groups.reason(error)
                 raise stopped_without_worker(self.state.counters.step, reason) from error
+            except RuntimeError as error:
+                if self.ranks.world_size == 1 or not is_of_exchange(error):
+                    raise
+                raise stopped_without_process(self.state.counters.step, error) from error
 
     def _train(self, stack: ExitStack) -> Outcome:
         config, counters = self.config.train, self.state.counters

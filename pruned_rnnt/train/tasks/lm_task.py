@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.config.load import from_dict, value_of
 from pruned_rnnt.data.input.lm_texts import TextBatch, TextFiles, TextLoader
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
@@ -60,8 +61,7 @@ class TextDataConfig:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        if self.batch_symbols < 1:
-            raise ValueError(f"data.batch_symbols is {self.batch_symbols}, needs at least 1")
+        check_at_least("data", self, batch_symbols=1, seed=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,7 @@ class LanguageModelTask(TaskDefaults):
 
     Raises:
         FileNotFoundError: the texts are not prepared.
+        ValueError: a split has no text.
     """
 
     def __init__(self, config: LanguageModelExperiment, ranks: Ranks, device: torch.device) -> None:
@@ -97,6 +98,12 @@ class LanguageModelTask(TaskDefaults):
         self.tokenizer = PreparedFolder(folder).tokenizer()
         self._train = TextFiles(folder, config.data.train)
         self._valid = TextFiles(folder, config.data.valid)
+        for name, texts in (("train", self._train), ("valid", self._valid)):
+            if len(texts) == 0:
+                raise ValueError(
+                    f"data.{name} is {getattr(config.data, name)}, which has no text in {folder}: "
+                    "run `pruned-rnnt prepare lm` again, or name another split"
+                )
         self.model = LanguageModel(config.model, len(self.tokenizer)).to(device)
 
     def train_loader(self) -> TextLoader:

@@ -20,6 +20,8 @@ from pruned_rnnt.decode.emission_delay import percentile
 from pruned_rnnt.decode.word_times import frame_seconds
 from pruned_rnnt.licences.chain import Origin, add_origins
 from pruned_rnnt.model.build_model import build_model
+from pruned_rnnt.model.conformer_settings import ConformerSettings
+from pruned_rnnt.model.encoder import EncoderConfig
 from pruned_rnnt.model.encoder_graphs import EncoderGraphs, graph_obstacle
 from pruned_rnnt.model.inference_graphs import InferenceGraphs
 from pruned_rnnt.model.kernels.available import kernel_report
@@ -72,6 +74,14 @@ def graph_report(model: SpeechModel, config: TrainConfig) -> str:
     return f"CUDA graphs of the encoder: not used, {reason}"
 
 
+def _warn_of_many_chunks(encoder: EncoderConfig) -> None:
+    if isinstance(encoder, ConformerSettings) and encoder.causal and len(encoder.chunk_sizes) > 1:
+        logger.warning(
+            "with several sizes in model.encoder.chunk_sizes, a quarter of the trainings with "
+            "loss.kind=full have failed, and none with loss.kind=pruned (docs/lost_speech.md)"
+        )
+
+
 class SpeechTask(TaskDefaults):
     """Data module and transducer of one process.
 
@@ -98,6 +108,8 @@ class SpeechTask(TaskDefaults):
             assert isinstance(self.model, TransducerModel)
             self._mwer = MinimumWordError(self.model, self.data.tokenizer, config.mwer)
         loss = config.loss
+        if ranks.rank == 0 and loss.kind == "full":
+            _warn_of_many_chunks(config.model.encoder)
         if loss.target_delay_ms is not None:
             valid = config.data.valid
             check_word_times(self.data.folder.cuts(valid, lazy=True), valid)
@@ -206,7 +218,17 @@ class SpeechTask(TaskDefaults):
             loss = report.losses.get("total", math.nan)
             about = f"step {step} validation: loss {loss:.4f} {metric.upper()}"
             left_out = f", without {too_large:.0f} batches that did not fit" if too_large else ""
-            log_info(logger, f"{about} {errors.rate:.2%}{left_out}", f"{about} {errors}{left_out}")
+            if errors.reference_words:
+                full = f"{about} {errors}{left_out}"
+                log_info(logger, f"{about} {errors.rate:.2%}{left_out}", full)
+            else:
+                logger.warning(
+                    "%s unknown%s: no reference word of data.valid=%s was read, so that this step "
+                    "has no score for early stopping and decode.checkpoint=best",
+                    about,
+                    left_out,
+                    self.config.data.valid,
+                )
             if self._delay is not None and report.delays:
                 delay = f"{1000 * percentile(report.delays, 95):.0f} ms"
                 message = f"p95 of the delay {delay}, delay penalty {self._delay.penalty:.4f}"
