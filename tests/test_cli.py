@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -86,8 +87,9 @@ def test_decode_with_the_average_of_the_last_checkpoints(
 ) -> None:
     before = sorted(run.rglob("step-*.pt"))
     loaded = load_model(run_config(run, ["decode.checkpoint=average"]))
-    assert main(["average", str(run), "--output", str(tmp_path / "mean.pt")]) == 0
-    written = load_model(run_config(run, [f"decode.checkpoint={tmp_path / 'mean.pt'}"]))
+    assert main(["average", str(run), "--output", str(tmp_path / "mean #1.pt")]) == 0
+    (setting,) = shlex.split(capsys.readouterr().out.partition("use it with ")[2])
+    written = load_model(run_config(run, [setting]))
     for name, value in written.model.state_dict().items():
         torch.testing.assert_close(loaded.model.state_dict()[name], value, rtol=0, atol=0)
     assert main(["decode", str(run), "decode.checkpoint=average"]) == 0
@@ -349,6 +351,17 @@ def test_checkpoint_of_another_model_is_refused(
     train_tokenizer(["abc"], TokenizerConfig(kind="char")).save(tmp_path / "run/tokens")
     assert main(["transcribe", str(tmp_path / "run"), "a.wav"]) == EXIT_FAILED
     assert "they do not come from the same run" in capsys.readouterr().err
+
+
+def test_checkpoint_with_settings_of_another_version_is_refused(run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "other.pt"
+    values = torch.load(run / "checkpoints/step-00000006.pt", weights_only=True)
+    values["config"]["model"]["encoder"]["chunk_sizes"] = 4
+    torch.save(values, path)
+    config = run_config(run, [f"decode.checkpoint={path}"])
+    message = r"other\.pt has settings that this version .*chunk_sizes.* the version that wrote it"
+    with pytest.raises(CheckpointError, match=message):
+        load_model(config)
 
 
 def test_damaged_metrics_are_skipped(run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def average(options: argparse.Namespace, console: Console) -> int:
     """Average the last steps or checkpoints of a run into one checkpoint."""
+    from pruned_rnnt.config.load import as_override
     from pruned_rnnt.train.run import average_checkpoints, average_span, keeps_mean
 
     if options.last < 1:
@@ -67,7 +69,8 @@ def average(options: argparse.Namespace, console: Console) -> int:
         output = options.output or folder.average(options.last)
         for path in average_checkpoints(options.run, options.last, output):
             print(f"averaged {path}")
-    print(f"wrote {output}; use it with decode.checkpoint={output}")
+    use = shlex.quote(as_override("decode.checkpoint", output))
+    print(f"wrote {output}; use it with {use}")
     return 0
 
 

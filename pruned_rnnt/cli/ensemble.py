@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ def ensemble(options: argparse.Namespace, console: Console) -> int:
             )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"wrote {output}: {len(runs)} models, {parameters / 1e6:.2f} M parameters")
-    print(f"decode it with: pruned-rnnt decode {output}")
+    print(f"decode it with: pruned-rnnt decode {shlex.quote(str(output))}")
     print(*lines, sep="\n")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -46,11 +47,11 @@ those of the data and weights that the model was made from is refused.
 
 """
 
-# What to do with the folder, by format.
+# What to do with the folder, by format; {shell} is the folder as a shell takes it.
 _USES = {
-    "onnx": "to use it: python {folder}/recognise.py a.wav",
+    "onnx": "to use it: python {shell}/recognise.py a.wav",
     "torch": 'to use it: pruned_rnnt.load("{folder}").transcribe("a.wav")',
-    "icefall": "for icefall's scripts: --checkpoint {folder}/pretrained.pt",
+    "icefall": "for icefall's scripts: --checkpoint {shell}/pretrained.pt",
     "nemo": "for NeMo: {folder}/model.nemo",
 }
 
@@ -181,7 +182,8 @@ def export(options: argparse.Namespace, console: Console) -> int:
         graphs = _write_files(options, parts, unfinished, source, config.decode, check)
         card.write(unfinished, use_of_export(unfinished, options.format))
         chain.write(unfinished)
-    print(f"wrote {folder}; {_USES[options.format].format(folder=folder)}")
+    use = _USES[options.format].format(folder=folder, shell=shlex.quote(str(folder)))
+    print(f"wrote {folder}; {use}")
     exact = True
     if options.format == "onnx":
         exact = _compare(options, parts, folder, graphs, config.decode)

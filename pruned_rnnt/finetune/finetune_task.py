@@ -18,6 +18,7 @@ from pruned_rnnt.finetune.evaluation import Evaluation
 from pruned_rnnt.finetune.source import Source, check_data, check_model
 from pruned_rnnt.finetune.vocabulary import (
     Vocabulary,
+    check_added_are_trained,
     check_coverage,
     choose_vocabulary,
     transfer_parameters,
@@ -183,6 +184,8 @@ class FinetuneTask(SpeechTask):
             check_no_frozen_adapters(model, layers, config.freeze)
             self._notes.append(f"adapters of rank {config.lora.rank} on {len(layers)} layers")
         check_trained(model, config.freeze)
+        if self.source is not None:
+            check_added_are_trained(model, self._change, config.freeze)
         if config.quantise != "none":
             layers = round_weights(model.encoder, config.quantise)
             # The projections change the output of a four-bit file more than any other layer.

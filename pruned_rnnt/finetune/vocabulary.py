@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
@@ -120,6 +120,28 @@ def _with_rows(old: Tensor, initial: Tensor, rows: Sequence[int | None]) -> Tens
     kept = [index for index, row in enumerate(rows) if row is not None]
     new[kept] = old[[row for row in rows if row is not None]].to(new)
     return new
+
+
+def check_added_are_trained(
+    model: nn.Module, change: VocabularyChange, patterns: Sequence[str]
+) -> None:
+    """Raise an error if weights with random rows for added symbols are frozen.
+
+    Args:
+        patterns: of `finetune.freeze`, for the message.
+
+    Raises:
+        ConfigError: a weight is frozen; the message names it. Biases may be frozen.
+    """
+    for name, parameter in model.named_parameters():
+        is_weight = name.startswith(_BY_SYMBOL) and parameter.dim() > 1
+        if change.added and is_weight and not parameter.requires_grad:
+            raise ConfigError(
+                f"finetune.freeze=[{','.join(patterns)}] freezes {name}, whose rows for the "
+                f"{len(change.added)} added symbols{_examples(change.added)} are random, so that "
+                "the model could never learn them: freeze other parts, or set "
+                "finetune.vocabulary=keep if the texts can do without these symbols"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

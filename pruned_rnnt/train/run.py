@@ -161,7 +161,13 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
     device = pick_device(config.train)
     start_device(device)
     path, name, values = _read_checkpoint(config.folder, config.decode.checkpoint)
-    saved = from_dict(ExperimentConfig, values["config"], str(path))
+    try:
+        saved = from_dict(ExperimentConfig, values["config"])
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{path} has settings that this version of pruned_rnnt does not take ({error}): use it "
+            "with the version that wrote it"
+        ) from error
     tokenizer = run_tokenizer(config.folder)
     if len(tokenizer) != values["vocab_size"]:
         raise CheckpointError(

@@ -118,7 +118,10 @@ def counts_of(run: Path, data: Path) -> dict[str, Any]:
             *("finetune.lora.rank=2", "data.num_workers=1"),
             *("optimiser.name=scaled_adam", "optimiser.learning_rate=0.009"),
         ],
-        ["finetune.layer_decay=0.5", "finetune.freeze=[predictor]", "finetune.vocabulary=replace"],
+        [
+            *("finetune.layer_decay=0.5", "finetune.vocabulary=replace"),
+            "finetune.freeze=[encoder.layers.0,'*.bias']",
+        ],
     ],
     ids=["mixed", "adapters", "frozen"],
 )

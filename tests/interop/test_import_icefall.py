@@ -101,11 +101,12 @@ def test_export_writes_the_files_of_the_recipe(
     theirs = to_icefall_state(make_model())
     path = tmp_path / "pretrained.pt"
     torch.save({"model": theirs}, path)
-    run = tmp_path / "run"
+    run = tmp_path / "a run"
     assert main(["import-icefall", str(path), "--tokens", str(tokens), "--output", str(run)]) == 0
     assert main(["export", str(run), "--format", "icefall"]) == 0
     folder = run / "export/icefall"
-    assert str(folder) in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"wrote {folder}; for icefall's scripts: --checkpoint '{folder}'/pretrained.pt" in shown
     written = torch.load(folder / "pretrained.pt", weights_only=True)
     assert written.keys() == {"model"}
     assert written["model"].keys() == theirs.keys()

@@ -181,8 +181,10 @@ def test_without_its_data_nothing_is_measured(
         members.append(shutil.copytree(run, tmp_path / run.name))
         path = members[-1] / "config.yaml"
         path.write_text(re.sub(r"path: .*corpus.*", "path: nowhere", path.read_text()))
-    assert main(["ensemble", *map(str, members), "--output", str(tmp_path / "two")]) == 0
-    assert "not measured beside its members" in capsys.readouterr().out
+    assert main(["ensemble", *map(str, members), "--output", str(tmp_path / "of two")]) == 0
+    shown = capsys.readouterr().out
+    assert "not measured beside its members" in shown
+    assert f"pruned-rnnt decode '{tmp_path}/of two'\n" in shown
 
 
 def test_it_is_not_trained_further(
