@@ -195,7 +195,7 @@ def test_other_processes_compile_many_variants(
     assert len(compiled) == (2 if obstacle == "fork" else 0)
     assert sorted(gpu.loaded) == ["_add_kernel", "_swoosh_kernel"]
     assert "fused kernels: 2 compiled, 0 loaded" in caplog.text
-    assert ("compiling 2 kernels" in caplog.text) == (obstacle != "fork")
+    assert "compiling 2 kernels" in caplog.text
 
 
 def fail() -> int:

@@ -4,7 +4,7 @@ Triton's folder of them, with what can go wrong with it.
 A Zipformer has about a hundred variants, which take half a minute one after another. Within
 `compiled_together` a pass of the model launches no kernel: it only shows which variants the model
 needs, and threads look for these in Triton's cache meanwhile. Those that it lacks are then compiled
-in copies of this process, because a quarter of the compiler's work holds Python's lock:
+in copies of this process, because a quarter of the compiler's work holds Python's global lock:
 
     pass       k1 k2 k1 k3 ...      results are undefined
     threads      k1 k2  k3          in the cache?
@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -55,7 +55,7 @@ ALIGNED = ":16"
 _MOST_THREADS = 16
 # Each needs about 200 MB while it compiles.
 _MOST_PROCESSES = 8
-# Fewer are compiled by threads, as processes are not worth it.
+# Fewer than these are compiled in threads: forking is not worth it.
 _FEWEST_FOR_PROCESSES = 8
 # Compilations that take longer have a progress bar or a line in the log.
 _SILENT_SECONDS = 3.0
@@ -162,18 +162,20 @@ class Collector:
         return [each for each, found in self._lookups.items() if found.exception() is not None]
 
     def finish(self, started: float) -> None:
-        """Compile and load all variants. One that fails is compiled, and fails, when launched."""
+        """Compile and load all variants. One that fails is compiled again when it is launched, and
+        fails there."""
         missing = self.missing()
-        if missing:
-            _replace_unwritable_folder()
         jobs = [partial(_image, kernel.jit, key, self._target) for kernel, key in missing]
-        if len(jobs) >= _FEWEST_FOR_PROCESSES:
-            with _progress(started, len(jobs)) as show:
+        is_kept = not triton.knobs.compilation.always_compile
+        with _progress(started, len(jobs)) as show:
+            if missing:
+                _replace_unwritable_folder()
+            if len(jobs) >= _FEWEST_FOR_PROCESSES and self._cores > 1 and is_kept:
                 run_forked(jobs, min(self._cores, _MOST_PROCESSES), show)
-        images = self._lookups | {
-            each: self._pool.submit(job) for each, job in zip(missing, jobs, strict=True)
-        }
-        wait(images.values())
+            made = [self._pool.submit(job) for job in jobs]
+            for count, _ in enumerate(as_completed(made), start=1):
+                show(count)
+        images = self._lookups | dict(zip(missing, made, strict=True))
         self._pool.shutdown()
         for (kernel, key), image in images.items():
             if image.exception() is None:
@@ -194,14 +196,16 @@ class Collector:
 
 @contextmanager
 def _progress(started: float, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a count: after some seconds, by a bar on a terminal, or a line in the log elsewhere."""
+    """Shows a count after some seconds: as a bar on a terminal, as a line in the log elsewhere."""
     bar: ProgressBar | None = None
+    most = 0
 
     def show(count: int) -> None:
-        nonlocal bar
+        nonlocal bar, most
+        most = max(most, count)
         if bar is None and time.monotonic() - started > _SILENT_SECONDS:
             console = None
-            if sys.stderr.isatty():
+            if sys.stderr is not None and sys.stderr.isatty():
                 from rich.console import Console
 
                 console = Console(stderr=True)
@@ -209,7 +213,7 @@ def _progress(started: float, total: int) -> Iterator[Callable[[int], None]]:
                 logger.info("compiling %d kernels, which later starts find in the cache", total)
             bar = stack.enter_context(progress_bar(console, "compiling kernels", total))
         if bar is not None:
-            bar.show(count)
+            bar.show(most)
 
     with ExitStack() as stack:
         yield show
@@ -269,10 +273,11 @@ def repaired(error: Exception) -> Iterator[None]:
 
 def _replace_unwritable_folder() -> None:
     try:
-        with tempfile.TemporaryFile(dir=cache_folder()):
-            pass
+        with tempfile.TemporaryFile(dir=cache_folder()) as file:
+            file.write(bytes(2**16))  # a full disk takes empty files
     except OSError as error:
-        _use_temporary_folder(error)
+        if error.errno in _NOT_WRITABLE:
+            _use_temporary_folder(error)
 
 
 def _use_temporary_folder(error: OSError) -> None:
