@@ -175,7 +175,7 @@ def test_closed_output_is_no_error() -> None:
         ("schedule.eden_steps=0", "schedule.eden_steps is 0.0, needs > 0"),
         ("train.accumulate=0", "train.accumulate is 0, needs at least 1"),
         ("train.threads=100000", "train.threads is 100000, needs at most 1024"),
-        (f"train.seed={2**64}", f"train.seed is {2**64}, needs at most 64 bits"),
+        (f"train.seed={2**64}", f"train.seed is {2**64}, needs to fit into 64 bits"),
         ("decode.beam_size=0", "decode.beam_size is 0, needs at least 1"),
     ],
 )

@@ -138,7 +138,9 @@ def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> 
         if (item.startswith("-") and item != "-") or (only_settings and "=" not in item)
     ]
     if rest and (not names or wrong):
-        file = next((item for item in wrong if os.path.exists(item)), "")  # noqa: PTH110
+        takes_files = bool(names) and not only_settings
+        files = (item for item in wrong if os.path.exists(item))  # noqa: PTH110
+        file = next(files, "") if takes_files else ""
         advice = f": write ./{file} for the file of this name" if file else ""
         options.parser.error(f"unrecognized arguments: {' '.join(wrong or rest)}{advice}")
     if names:

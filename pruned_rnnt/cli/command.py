@@ -12,6 +12,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -88,20 +89,24 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     settings = [each for each in absent if "=" in each]
     for each in absent:
         if "=" not in each and is_setting(each):
-            raise UsageError(f"{each} is a setting: write {each}=VALUE, without blanks")
+            raise UsageError(f"{each} is a setting: write {each}=VALUE, without spaces")
     return settings, [argument for argument in arguments if argument not in settings]
 
 
 def is_setting(key: str) -> bool:
     """Whether a recogniser has the setting `section.key`."""
     section, dot, _ = key.partition(".")
-    if not dot or not section.isalpha():  # a path, mostly: nothing needs to be imported
-        return False
+    # Most paths have another form, and nothing needs to be imported for them.
+    return bool(dot) and section.isalpha() and key in _settings()
+
+
+@cache
+def _settings() -> frozenset[str]:
     from pruned_rnnt.config.files import leaves
     from pruned_rnnt.config.load import to_dict
     from pruned_rnnt.train.experiment import ExperimentConfig
 
-    return key in leaves(to_dict(ExperimentConfig()))
+    return frozenset(leaves(to_dict(ExperimentConfig())))
 
 
 def config_of_run(options: argparse.Namespace) -> ExperimentConfig:

@@ -77,7 +77,7 @@ class Decoding:
                 decoded.utterances,
                 f"{split}, {loaded.name}",
             )
-            # One without anything would replace that of a better set.
+            # An empty one must not replace an earlier one.
             calibration = calibration if fitted.is_empty else fitted
         words = [utterance.transcript for utterance in decoded.utterances]
         lost = [(each, run) for each in words for run in lost_runs(each)]

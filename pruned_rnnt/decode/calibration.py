@@ -105,8 +105,8 @@ class Calibration:
             )
         if self.confidence is None:
             lines.append(
-                "calibration: confidences of words are not calibrated: that needs decoded words, "
-                "and phrases in scripts without spaces are none"
+                "calibration: confidences of words are not calibrated: that needs decoded words; "
+                "phrases in scripts without spaces do not count as words"
             )
         return lines
 

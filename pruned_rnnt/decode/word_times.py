@@ -322,8 +322,8 @@ def ctm_text(name: str, items: Sequence[tuple[str, float, float, float]]) -> str
 
 
 def separate_spans(spans: Iterable[tuple[float, float]], digits: int) -> list[tuple[float, float]]:
-    """Spans in order of time with ends rounded to `digits` decimals, each with a length, and none
-    before the end of the one before."""
+    """Spans in order of time with starts and ends rounded to `digits` decimals, each with a length,
+    and none before the end of the one before."""
     found: list[tuple[float, float]] = []
     time = 0.0
     for start, end in spans:

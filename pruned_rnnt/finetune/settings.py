@@ -86,9 +86,9 @@ def load_finetuning(
     values["train"]["folder"] = f"exp/{source.name}-{data.resolve().name}"
     base = (f"the settings of {init}", values)
     config = load_config(ExperimentConfig, yaml_path, overrides, base=base)
-    # The default in a file is no choice: the config.yaml of a run has all settings.
-    is_chosen = value_of("data.old_share", None, overrides) is not None
-    is_chosen = is_chosen or config.data.old_share != DataConfig.old_share
+    # The default value in a file is no choice: the config.yaml of a run lists all settings.
+    is_override = value_of("data.old_share", None, overrides) is not None
+    is_chosen = is_override or config.data.old_share != DataConfig.old_share
     if is_chosen and config.data.old_share and not config.data.old_path:
         raise ConfigError(
             f"data.old_share is {config.data.old_share}, and data.old_path is empty: name the "

@@ -24,8 +24,9 @@ from pruned_rnnt.model.speech_model import SpeechModel
 logger = logging.getLogger(__name__)
 
 # Modules whose parameters have a row for each symbol.
+_EMBEDDING = "predictor.embedding."
 _BY_SYMBOL = (
-    "predictor.embedding.",
+    _EMBEDDING,
     "joiner.output_linear.",
     "pruned_loss.joiner.output_linear.",
     "pruned_loss.simple_am_proj.",
@@ -125,22 +126,25 @@ def _with_rows(old: Tensor, initial: Tensor, rows: Sequence[int | None]) -> Tens
 def check_added_are_trained(
     model: nn.Module, change: VocabularyChange, patterns: Sequence[str]
 ) -> None:
-    """Raise an error if weights with random rows for added symbols are frozen.
+    """Raise an error if output weights with random rows for added symbols are frozen.
 
     Args:
         patterns: of `finetune.freeze`, for the message.
 
     Raises:
-        ConfigError: a weight is frozen; the message names it. Biases may be frozen.
+        ConfigError: a weight is frozen; the message names it. Biases may be frozen, and the
+            predictor's embedding: random vectors tell symbols apart, too.
     """
+    if not change.added:
+        return
     for name, parameter in model.named_parameters():
-        is_weight = name.startswith(_BY_SYMBOL) and parameter.dim() > 1
-        if change.added and is_weight and not parameter.requires_grad:
+        is_output = name.startswith(_BY_SYMBOL) and not name.startswith(_EMBEDDING)
+        if is_output and parameter.dim() > 1 and not parameter.requires_grad:
             raise ConfigError(
                 f"finetune.freeze=[{','.join(patterns)}] freezes {name}, whose rows for the "
-                f"{len(change.added)} added symbols{_examples(change.added)} are random, so that "
-                "the model could never learn them: freeze other parts, or set "
-                "finetune.vocabulary=keep if the texts can do without these symbols"
+                f"{len(change.added)} added symbols{_examples(change.added)} are random and would "
+                "stay so: freeze other parts, or set finetune.vocabulary=keep if the texts can do "
+                "without these symbols"
             )
 
 

@@ -106,8 +106,8 @@ def ctc_consistency_loss(
 
     Args:
         logits, other_logits: (N, T, V), unnormalised; log-probabilities give the same result.
-            Padding may have any values. A frame needs at least one finite logit. A symbol of which
-            only one view has -inf gives a huge loss, where the divergence is infinite.
+            Padding may have any values. A frame needs at least one finite logit. If a symbol is
+            -inf in one view only, the divergence is infinite; the loss is then huge, but finite.
         logit_lengths: (N,) integers; default T. An utterance without frames has a loss of 0.
         reduction: `none`, `mean` (over utterances) or `sum`.
         validate: on other devices than the CPU, synchronize and check lengths as on the CPU;

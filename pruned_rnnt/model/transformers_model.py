@@ -103,7 +103,8 @@ def with_settings(config: TransformersConfig) -> TransformersConfig:
         try:
             found = transformers.AutoConfig.from_pretrained(name)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{_named(name)}: {error}") from error
+            where = "" if Path(name).is_dir() else " (no local folder, so looked up on the hub)"
+            raise ValueError(f"model.encoder.name_or_folder is {name!r}{where}: {error}") from error
         settings = found.to_json_string(use_diff=True).replace("\n", "")
         settings = json.dumps(json.loads(settings), separators=(",", ":"))
     whole = replace(config, settings=settings)
@@ -112,12 +113,6 @@ def with_settings(config: TransformersConfig) -> TransformersConfig:
     if is_whisper or normalise is None:
         normalise = _preprocessing(name, is_whisper)
     return replace(whole, normalise=normalise)
-
-
-def _named(name: str) -> str:
-    """The beginning of an error message: the setting, and where its model was looked for."""
-    where = "" if Path(name).is_dir() else ", which is no folder but may be on the Hugging Face hub"
-    return f"model.encoder.name_or_folder is {name!r}{where}"
 
 
 def _preprocessing(name: str, is_whisper: bool) -> bool:
@@ -130,7 +125,7 @@ def _preprocessing(name: str, is_whisper: bool) -> bool:
         if is_whisper:
             return False
         raise ValueError(
-            f"{_named(name)}, and has no preprocessor_config.json: set "
+            f"model.encoder.name_or_folder is {name!r}, which has no preprocessor_config.json: set "
             f"model.encoder.normalise to true or false, as the model was trained ({error})"
         ) from error
     wanted: dict[str, Any] = {"sampling_rate": SAMPLING_RATE}
@@ -169,7 +164,7 @@ def library_config(config: TransformersConfig) -> Any:
         raise ValueError(
             f"model.encoder.settings has model_type {found!r}, needs one of {', '.join(_TYPES)}"
         )
-    # The dtype of the pretrained file: the library would make a module of it, to be trained so.
+    # The library would build, and we would train, a module of the dtype of the pretrained file.
     for key in ("dtype", "torch_dtype"):
         values.pop(key, None)
     made = transformers.AutoConfig.for_model(found, **values)
@@ -216,7 +211,7 @@ def load_pretrained(network: nn.Module, config: TransformersConfig) -> None:
             name, config=settings, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{_named(name)}: {error}") from error
+        raise ValueError(f"model.encoder.name_or_folder is {name!r}: {error}") from error
     prefix = ""
     if settings.model_type == WHISPER:
         source, prefix = source.get_encoder(), "encoder."

@@ -42,7 +42,7 @@ def return_freed_memory() -> None:
 
 
 def _of_c_library(name: str) -> Any:
-    """A function of Linux's C library; None if it has none of this name, as musl."""
+    """A function of Linux's C library; None if there is none of this name, as in musl."""
     if not sys.platform.startswith("linux"):
         return None
     try:

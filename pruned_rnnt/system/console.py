@@ -34,9 +34,9 @@ class _PipedFormatter(logging.Formatter):
 def start_logging() -> Console:
     """Send log lines to the console that also draws the progress bar; returns the console.
 
-    If `sys.stderr` is that of the interpreter, it gets a descriptor of its own. The handler belongs
-    to the root logger. Without one, other packages that log (lhotse) would add their own to it, and
-    each of our lines would be printed twice.
+    Unless someone has replaced `sys.stderr`, it becomes a stream with a descriptor of its own. The
+    handler belongs to the root logger. Without one, other packages that log (lhotse) would add
+    their own to it, and each of our lines would be printed twice.
     """
     from rich.console import Console
     from rich.logging import RichHandler

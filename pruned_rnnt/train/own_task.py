@@ -317,9 +317,9 @@ class OwnBatches:
                     self._refuse_or_warn(skipped)
                 elif count == 1 and self._epoch > 0:
                     raise ValueError(
-                        f"batches gives no batch in epoch {self._epoch}, and did so before; needs "
-                        "an object whose __iter__ starts an epoch each time, such as a list or a "
-                        "DataLoader"
+                        f"batches gives no batch in epoch {self._epoch}, although it did in "
+                        "earlier epochs: it must be an object whose __iter__ starts a new epoch "
+                        "each time, such as a list or a DataLoader"
                     )
                 return
             if count >= skipped:

@@ -165,8 +165,8 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
         saved = from_dict(ExperimentConfig, values["config"])
     except ConfigError as error:
         raise CheckpointError(
-            f"{path} has settings that this version of pruned_rnnt does not take ({error}): use it "
-            "with the version that wrote it"
+            f"{path} has settings that this version of pruned_rnnt does not accept ({error}): use "
+            "the version that wrote it"
         ) from error
     tokenizer = run_tokenizer(config.folder)
     if len(tokenizer) != values["vocab_size"]:

@@ -56,7 +56,7 @@ _LEAST_FLOAT, _MOST_FLOAT, _LEAST_FLOATS = 1e-12, 1.0, 64
 _BYTES_PER_SAMPLE = 2
 # What a pipe holds.
 _PIPE_BYTES = 2**16
-# A wait for standard input looks this often whether Ctrl-C was pressed, in seconds.
+# While waiting for standard input, how often to check for Ctrl-C, in seconds.
 _PATIENCE = 0.2
 
 
@@ -144,6 +144,7 @@ class SampleSource:
         self._source = source
         self._peeked = b""
         self._limit: int | None = None
+        self._is_stopped = False
 
     def read(self, size: int, /) -> bytes:
         if self._limit is not None:
@@ -153,7 +154,7 @@ class SampleSource:
             data = self._source.read(size)
         if self._limit is not None:
             self._limit -= len(data)
-            if not data and self._limit > 0:
+            if not data and self._limit > 0 and not self._is_stopped:
                 logger.warning("standard input ended before its wav header says")
         return data
 
@@ -172,6 +173,10 @@ class SampleSource:
     def end_after(self, size: int) -> None:
         self._limit = size
 
+    def stop(self) -> None:
+        """Expect the end before a wav header says."""
+        self._is_stopped = True
+
 
 @contextmanager
 def standard_input() -> Iterator[SampleSource]:
@@ -184,12 +189,17 @@ def standard_input() -> Iterator[SampleSource]:
     """
     source = _Pipe(sys.stdin.fileno())
     samples = open_samples(source)
-    with _ctrl_c(source.stop):
+
+    def stop() -> None:
+        source.stop()
+        samples.stop()
+
+    with _ctrl_c(stop):
         yield samples
 
 
 class _Pipe:
-    """The bytes of a descriptor; after `stop`, those that a pipe held then."""
+    """The bytes of a descriptor; after `stop`, at most as many more as a pipe holds."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

@@ -100,10 +100,7 @@ class RecordingReader:
     def __iter__(self) -> Iterator[Segment | WholeRecording]:
         audio = self._audio
         if self._channel and not isinstance(audio, str | Path):
-            raise ValueError(
-                f"the samples have no channel {self._channel}: they have channel 0 only (channel "
-                "is for files)"
-            )
+            raise ValueError(f"channel={self._channel} is for files: samples have channel 0 only")
         if isinstance(audio, Tensor) and audio.ndim == 2:
             if self._keeps_samples:
                 raise ValueError(

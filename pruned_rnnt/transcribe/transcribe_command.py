@@ -245,8 +245,8 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
 
     Raises:
         UsageError: options exclude each other, standard input is closed, a folder has no audio
-            files, two audio files would be written to the same transcript, or a file in the way of
-            one is none.
+            files, two audio files would be written to the same transcript, or a transcript would
+            replace what is not a file.
     """
     live = options.microphone or options.audio == ["-"]
     if live and options.strict:

@@ -203,7 +203,7 @@ def test_a_split_that_is_left_out_is_announced(
     table.write_text("path,text,split\n" + "".join(rows))
     folder = prepare(table, tmp_path / "out")
     assert split not in folder.splits()
-    hint = f"int: there is no {split} split: all its utterances (2) were left out"
+    hint = f"int: the {split} split is empty: all its 2 utterances were left out"
     assert f"H{hint}" in capsys.readouterr().out
     assert f"h{hint}" in (folder.path / "report.txt").read_text()
 

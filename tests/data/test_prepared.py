@@ -236,8 +236,8 @@ def test_shards_without_a_number_are_named(
     for _ in range(2):
         assert len(PreparedFolder(tmp_path).manifests("train")) == 2
     (message,) = caplog.messages
-    assert "not read, as they have no number: train_cuts.extra.jsonl.gz;" in message
-    assert "rename shards to train_cuts.000002.jsonl.gz" in message
+    assert "1 shards without a number in their names are not read (train_cuts.extra" in message
+    assert "rename them to train_cuts.000002.jsonl.gz" in message
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ from tests.finetune.runs import command, error_of
             "the 2 added symbols (▁black, ▁white) are random",
         ),
         (
-            ["finetune.freeze=[predictor]", "finetune.vocabulary=replace"],
-            "freezes predictor.embedding.weight, whose rows",
+            ["finetune.freeze=[ctc_head]", "finetune.vocabulary=replace"],
+            "freezes ctc_head.weight, whose rows",
         ),
         (["optimiser.name=scaled_adam"], "one for adamw: set optimiser.learning_rate"),
         (["finetune.vocabulary=extends"], "finetune.vocabulary"),

@@ -488,7 +488,7 @@ class OneEpoch:
 
 
 def test_batches_that_do_not_begin_anew_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no batch in epoch 1, .* __iter__ starts an epoch each"):
+    with pytest.raises(ValueError, match=r"no batch in epoch 1, .* __iter__ starts a new epoch"):
         trainer(tmp_path, batches=OneEpoch()).run()
 
 

@@ -183,5 +183,7 @@ class TestRefusals:
     ) -> None:
         assert main(["train", *settings(spoken, tmp_path / "run", tmp_path / "none")]) == 2
         error = capsys.readouterr().err
-        assert f"model.encoder.name_or_folder is '{tmp_path / 'none'}', which is no folder" in error
+        assert (
+            f"model.encoder.name_or_folder is '{tmp_path / 'none'}' (no local folder, so" in error
+        )
         assert not (tmp_path / "run").exists()

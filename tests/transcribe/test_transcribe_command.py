@@ -217,7 +217,7 @@ def test_memory_does_not_grow_with_the_file(
         (["-", "--window", "3"], "--window, --shortest, --pause, --padding and --detector need"),
         (["-", "--detector", "silero"], "need audio files: live audio ends lines by"),
         (["a.wav", "train.device=cpu"], "train.device=cpu: `transcribe` takes settings of the sea"),
-        (["a.wav", "decode.method", "greedy"], "write decode.method=VALUE, without blanks"),
+        (["a.wav", "decode.method", "greedy"], "write decode.method=VALUE, without spaces"),
         (["a.wav", "--output", __file__], "is a file, not a folder"),
         (["a.wav", "--output", f"{__file__}/x"], "is a file, not a folder"),
     ],
@@ -279,7 +279,7 @@ def test_a_channel_can_be_chosen(
     for file, has in ((path, "its channels are 0 to 1"), (tmp_path / "0.wav", "channel 0 only")):
         assert main(["transcribe", str(model), str(file), "--channel", "2"]) == EXIT_FAILED
         assert f"has no channel 2: {'it has ' * ('only' in has)}{has}" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="samples have no channel 1: they have channel 0 only"):
+    with pytest.raises(ValueError, match="channel=1 is for files: samples have channel 0 only"):
         recogniser.transcribe(voices[:, 0], channel=1)
     assert main(["transcribe", str(model), str(path), "--channel", "-1"]) == EXIT_USAGE
 
@@ -334,10 +334,14 @@ def test_ctrl_c_ends_a_pipe_after_what_was_sent(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its writer got Ctrl-C too, or goes on without a word."""
-    data = (sound(2.0) * 32767).astype(np.int16).tobytes()
-    assert transcribe_stdin(model, data, monkeypatch) == 0
+    samples = (sound(2.0) * 32767).astype(np.int16).tobytes()
+    assert transcribe_stdin(model, samples, monkeypatch) == 0
     expected = capsys.readouterr().out
     assert len(expected) > 5
+    # Its header says 9 s.
+    header = io.BytesIO()
+    soundfile.write(header, sound(9.0), 16000, format="WAV", subtype="PCM_16")
+    data = header.getvalue()[:44] + samples
 
     def press_first(*arguments: Any) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -350,7 +354,9 @@ def test_ctrl_c_ends_a_pipe_after_what_was_sent(
         assert pipe.write(data) == len(data)
         monkeypatch.setattr(sys, "stdin", stdin)
         assert main(["transcribe", str(model), "-", "--chunk", "8", "--left", "8"]) == 0
-    assert capsys.readouterr().out == expected
+    shown = capsys.readouterr()
+    assert shown.out == expected
+    assert "before its wav header says" not in shown.err
 
 
 def test_ctrl_c_ends_a_pipe_that_is_always_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ LOWEST_RATE = 1000
 HIGHEST_RATE = 768_000
 # libsndfile returns the largest possible number of frames for an unknown length.
 UNKNOWN_FRAMES = 2**62
-# Of files named .mp3 that are none, libsndfile says that they do not exist.
+# libsndfile says that a file does not exist if it is named .mp3 and is none.
 _NOT_FOUND = 7
 # Samples to read at a time.
 _BLOCK = 2**20

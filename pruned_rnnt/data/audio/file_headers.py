@@ -47,7 +47,7 @@ _SIZES: dict[bytes, tuple[Literal["big", "little"], int, tuple[slice, ...]]] = {
     b"riff": ("little", 0, (slice(16, 24),)),  # w64
     b"Crea": ("little", 4, (slice(20, 22), slice(27, 30))),  # voc, its first block
 }
-# Some writers count bytes that fill up the last chunk, and do not write them.
+# Some writers count padding of the last chunk that they do not write.
 _MOST_FILLING = 7
 # The header ends with the number of segments of the page; a byte follows with the size of each.
 _OGG_PAGE, _OGG_HEADER = b"OggS", 27

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -81,21 +82,24 @@ class PreparedFolder:
         numbers = {shard: n for shard in shards if (n := _number(shard)) is not None}
         if not numbers:
             return shards  # of another program, which need not number them
-        # Others beside them may be copies.
+        # Files without a number beside numbered shards may be copies.
         if others := [shard.name for shard in shards if shard not in numbers]:
             _warn_once(
-                f"{self.path}: not read, as they have no number: {', '.join(others)}; rename "
-                f"shards to {split}_cuts.{max(numbers.values()) + 1:06d}.jsonl.gz and so on, and "
-                "move copies elsewhere"
+                f"{self.path}: {len(others)} shards without a number in their names are not read "
+                f"({', '.join(others[:3])}{', ...' * (len(others) > 3)}): to use them, rename them "
+                f"to {split}_cuts.{max(numbers.values()) + 1:06d}.jsonl.gz and so on; otherwise "
+                "move them elsewhere"
             )
-        missing = min(set(range(max(numbers.values()))) - {*numbers.values()}, default=None)
-        if missing is not None and (self.path / REPORT_NAME).is_file():
-            # Not an error: prepare writes no manifest for a shard without usable utterances.
-            _warn_once(
-                f"{self.path / split}_cuts.{missing:06d}.jsonl.gz is missing, and later shards "
-                "exist: copy the folder again, unless prepare left out all utterances of that "
-                f"shard (see {self.path / 'left_out.jsonl'})"
-            )
+        if (self.path / REPORT_NAME).is_file():
+            known = set(numbers.values())
+            missing = next(n for n in count() if n not in known)
+            if missing < max(known):
+                # Not an error: prepare writes no manifest for a shard without usable utterances.
+                _warn_once(
+                    f"{self.path / split}_cuts.{missing:06d}.jsonl.gz is missing, and later shards "
+                    "exist: copy the folder again, unless prepare left out all utterances of that "
+                    f"shard (see {self.path / 'left_out.jsonl'})"
+                )
         return list(numbers)
 
     def cuts(self, split: str, *, lazy: bool = False) -> CutSet:

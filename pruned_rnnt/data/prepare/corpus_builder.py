@@ -237,8 +237,10 @@ def _shards(
     for entry in entries:
         split = plan.split_of(entry)
         if split is None:
-            # In a row with another problem, its cells may be shifted.
-            split, entry = "train", entry if entry.problem else _with_unknown_split(entry)
+            split = "train"
+            # The cells of a row with a problem may be shifted, so that its split means nothing.
+            if not entry.problem:
+                entry = _with_unknown_split(entry)
         gathered.setdefault(split, []).append(entry)
         if len(gathered[split]) >= config.shard_size:
             yield shard(split)

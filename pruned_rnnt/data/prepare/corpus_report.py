@@ -26,8 +26,8 @@ _BIN_SECONDS = 0.1
 # A character that occurs less often is reported as rare.
 _RARE_BELOW = 5
 _SHOWN = 8
-# prepare.json and report.txt list up to this many characters or words without a token.
-_MAX_UNKNOWN = 1000
+# prepare.json and report.txt list up to this many words without a token, and all characters.
+_MAX_UNKNOWN_WORDS = 1000
 
 
 def _split_order(name: str) -> tuple[int, str]:
@@ -56,6 +56,9 @@ class CorpusStatistics:
         self.left_out: Counter[str] = Counter()
         self.left_out_of: Counter[str] = Counter()
         self.examples: list[tuple[str, str, str]] = []
+        # Of the utterances with each note: the number, and the origin of the first.
+        self.notes: Counter[str] = Counter()
+        self.noted: dict[str, str] = {}
 
     def add(self, result: ShardResult) -> None:
         split = result.split
@@ -76,6 +79,13 @@ class CorpusStatistics:
             self.left_out[reason] += 1
             if self.left_out[reason] <= _MAX_EXAMPLES:
                 self.examples.append((origin, reason, details))
+        for origin, note in result.notes:
+            self.notes[note] += 1
+            self.noted.setdefault(note, origin)
+
+    @property
+    def _most_unknown(self) -> int | None:
+        return _MAX_UNKNOWN_WORDS if self.whole_words else None
 
     def unknown_parts(self, tokenizer: Tokenizer) -> dict[str, Counter[str]]:
         """Counts of the characters, or whole words, that have no token, by split."""
@@ -89,9 +99,9 @@ class CorpusStatistics:
     def empty_split_hints(self) -> list[str]:
         """A hint for each split of which all utterances were left out."""
         return [
-            f"there is no {split} split: all its utterances ({count:,}) were left out, for the "
-            "reasons in left_out.jsonl; repair them, or pass another --seed, which draws others if "
-            "the source has no splits"
+            f"the {split} split is empty: all its {count:,} utterances were left out "
+            "(left_out.jsonl says why). Repair these, or, if the source has no splits, draw others "
+            "with another --seed"
             for split, count in sorted(self.left_out_of.items(), key=lambda x: _split_order(x[0]))
             if count and not self.utterances[split]
         ]
@@ -115,7 +125,7 @@ class CorpusStatistics:
                 summaries[split]["languages"] = dict(sorted(self.languages[split].items()))
             if split in unknown:
                 key = "unknown_words" if self.whole_words else "unknown_characters"
-                summaries[split][key] = dict(unknown[split].most_common(_MAX_UNKNOWN))
+                summaries[split][key] = dict(unknown[split].most_common(self._most_unknown))
         return summaries
 
     def describe_left_out(self) -> str:
@@ -145,6 +155,10 @@ class CorpusStatistics:
         several = sum(count for channels, count in self.channels.items() if channels > 1)
         if several:
             lines.append(f"{several:,} utterances have several channels; only one is used")
+        lines += [
+            f"{count:,} utterances {note} (the first: {self.noted[note]})"
+            for note, count in self.notes.most_common()
+        ]
         lines += [*notes, "", "Left out", "========"]
         lines += [f"{count:,} {reason}" for reason, count in self.left_out.most_common()]
         lines += [
@@ -171,11 +185,11 @@ class CorpusStatistics:
         for character, count in sorted(train.items(), key=lambda item: (-item[1], item[0])):
             rare = "  rare: a typing error?" if count < _RARE_BELOW else ""
             lines.append(f"{character}  {count:,}  {unicodedata.name(character, '?')}{rare}")
-        lines += [
-            f"{split} has {parts} that the tokenizer lacks: "
-            f"{_format_counts(dict(unknown.most_common(_MAX_UNKNOWN)))}"
-            for split, unknown in self.unknown_parts(tokenizer).items()
-        ]
+        for split, unknown in self.unknown_parts(tokenizer).items():
+            shown = dict(unknown.most_common(self._most_unknown))
+            more = f", and {len(unknown) - len(shown):,} more" * (len(unknown) > len(shown))
+            counts = f"{_format_counts(shown)}{more}"
+            lines.append(f"{split} has {parts} that the tokenizer lacks: {counts}")
         return lines
 
 

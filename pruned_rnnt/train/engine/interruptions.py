@@ -144,20 +144,22 @@ def stopped_without_worker(step: int, reason: str) -> TrainingStopped:
 
 
 def is_of_exchange(error: RuntimeError) -> bool:
-    """Whether it is the error of gloo or NCCL about data that processes exchange.
+    """Whether gloo or NCCL could not exchange data: another process has probably ended.
 
-    Another process has probably ended. Not if gloo found that the processes' calls differ.
+    False for mistakes in the calls, which gloo calls "enforce fail" and NCCL "invalid usage".
     """
+    text = str(error)
     # gloo has no type of its own, but names its source file.
-    of_gloo = type(error) is RuntimeError and "gloo/transport/" in str(error)
-    return isinstance(error, distributed.DistError) or (
-        of_gloo and "enforce fail" not in str(error)
+    is_found = isinstance(error, distributed.DistError) or (
+        type(error) is RuntimeError and "gloo/transport/" in text
     )
+    return is_found and "enforce fail" not in text and "invalid usage" not in text
 
 
 def stopped_without_process(step: int, error: RuntimeError) -> TrainingStopped:
     """The error that ends training after `step` because of an error `is_of_exchange`."""
-    reason = str(error).strip().partition("\n")[0]
+    # NCCL gives its reason in the last line.
+    reason = " ".join(str(error).split())
     return TrainingStopped(
         f"training stopped after step {step}: the processes can no longer exchange data, probably "
         "because another one ended (its messages or the system's log say why) or hangs. The same "

@@ -50,10 +50,10 @@ def out_of_memory_in(work: Callable[[], None], release: Callable[[], None] = lam
 def release_memory() -> None:
     """Release cached memory, and tensors that are held by the frames of a past exception.
 
-    For after a failure and between trials: it takes time, and so do the next allocations.
+    For use after a failure or between trials: it is slow, and so are the next allocations.
     """
     gc.collect()
-    # Or `peak` of a process on a CPU would count what earlier work has freed.
+    # Otherwise `peak` on a CPU would count memory that earlier work freed.
     return_freed_memory()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -64,10 +64,10 @@ def reset_peak(device: torch.device) -> bool:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True
-    clear = Path("/proc/self/clear_refs")
-    if clear.exists():
-        clear.write_text("5")
-    return clear.exists()
+    if not (clear := Path("/proc/self/clear_refs")).exists():
+        return False
+    clear.write_text("5")
+    return True
 
 
 def peak(device: torch.device) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Above the cores of any machine; those of this one do not matter, as it may read another's runs.
+# More is a mistake. The cores of this machine do not count, as it may read runs of a larger one.
 _MOST_THREADS = 1024
 
 # Number of checkpoints that `pruned-rnnt average` without --last and decode.checkpoint=average use.
@@ -122,7 +122,7 @@ class TrainConfig:
             raise ValueError(f"train.threads is {self.threads}, needs at most {_MOST_THREADS}")
         if not -(2**63) <= self.seed < 2**64:
             raise ValueError(
-                f"train.seed is {self.seed}, needs at most 64 bits: -2**63 to 2**64 - 1"
+                f"train.seed is {self.seed}, needs to fit into 64 bits (-2**63 to 2**64 - 1)"
             )
         if self.shard != "none" and self.precision == "float16":
             raise ValueError(

@@ -74,11 +74,11 @@ def add_dry_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_dry_run_arguments(options: argparse.Namespace) -> None:
-    """Fill in defaults.
+    """Check the options that belong to a check, and fill in their defaults.
 
     Raises:
-        UsageError: a number is out of range, or an option is for a check that is not chosen, whose
-            user would start a training in place of it.
+        UsageError: a number is out of range, or an option belongs to a check that is not chosen:
+            without this error a training would start.
     """
     for option, checks in _CHECKS.items():
         value, name = getattr(options, option), "--" + option.replace("_", "-")
@@ -234,6 +234,11 @@ def _find(trials: DryRun, options: argparse.Namespace, console: Console) -> bool
             "try a value of data.max_duration with --dry-run, which shows its memory"
         )
     start = trials.config.data.max_duration
+    if not math.isfinite(start):
+        raise ValueError(
+            f"data.max_duration is {start}, and --find-max-duration needs a finite number of "
+            "seconds to start from"
+        )
     if options.memory_limit is not None:
         limit = options.memory_limit * GIB
     else:

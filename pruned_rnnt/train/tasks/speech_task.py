@@ -75,10 +75,13 @@ def graph_report(model: SpeechModel, config: TrainConfig) -> str:
 
 
 def _warn_of_many_chunks(encoder: EncoderConfig) -> None:
-    if isinstance(encoder, ConformerSettings) and encoder.causal and len(encoder.chunk_sizes) > 1:
+    if not (isinstance(encoder, ConformerSettings) and encoder.causal):
+        return
+    if len(set(encoder.chunk_sizes)) > 1:
         logger.warning(
-            "with several sizes in model.encoder.chunk_sizes, a quarter of the trainings with "
-            "loss.kind=full have failed, and none with loss.kind=pruned (docs/lost_speech.md)"
+            "of our trainings with several sizes in model.encoder.chunk_sizes, one in four with "
+            "loss.kind=full failed (it guessed words before they were spoken), and none with "
+            "loss.kind=pruned: see docs/lost_speech.md"
         )
 
 
