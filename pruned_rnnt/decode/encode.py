@@ -112,18 +112,18 @@ def _compile_kernels(encoder: Encoder, dtype: torch.dtype) -> None:
     parameter = next(encoder.parameters())
     if not (parameter.is_cuda and use_kernels(parameter)):
         return
-    from pruned_rnnt.model.kernels.variants import compiled_together
+    from pruned_rnnt.model.kernels.variants import compiled_together, counts
 
     device, was_training = parameter.device, encoder.training
     encoder.eval()
     with (
-        compiled_together(device) as kernels,
+        compiled_together(device),
         torch.autocast("cuda", dtype, enabled=dtype != torch.float32),
     ):
         for frames in (_USUAL_FRAMES, _LONG_FRAMES):
             features_NTF = torch.zeros((2, frames, encoder.config.num_mel_bins), device=device)
             encoder(features_NTF, torch.full((2,), frames))
-            if not kernels.missing():
+            if not counts.compiled:
                 break
     encoder.train(was_training)
 

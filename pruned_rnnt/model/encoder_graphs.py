@@ -263,11 +263,11 @@ class EncoderGraphs:
         if not use_kernels(self._parameters[0]):
             self._pass_over_zeros(_WARM_UP_FRAMES, bins)
             return
-        from pruned_rnnt.model.kernels.variants import compiled_together
+        from pruned_rnnt.model.kernels.variants import compiled_together, counts
 
-        with compiled_together(self._device) as kernels:
+        with compiled_together(self._device):
             self._pass_over_zeros(frames, bins)
-            if kernels.missing():
+            if counts.compiled:
                 # A first start; the kernels over rows of longer batches have other block sizes.
                 self._pass_over_zeros(2 * frames, bins)
 

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pruned_rnnt.model.kernels import available, binary, launch
+from pruned_rnnt.model.kernels import available, binary, launch, variants
 
 _INVALID_IMAGE = 200
 
@@ -60,6 +60,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, cache: Path) -> FakeGpu:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(variants, "counts", variants.Counts())
     monkeypatch.setattr(available, "_is_reachable", lambda x: True)
     monkeypatch.setattr(available, "_obstacle", lambda: "")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import errno
 import fcntl
 import logging
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,32 +45,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         pytest.skip("kernels are interpreted")
     with triton.knobs.cache.scope():
         found = fake_gpu(monkeypatch, tmp_path / "cache")
-        binary.most_shared_bytes.cache_clear()
-        forget(swoosh._swoosh_kernel)
+        forget_all()
         yield found
-        binary.most_shared_bytes.cache_clear()
-        forget(swoosh._swoosh_kernel)
-        forget(stream._add_kernel)
-        for each in ("sums", "reduce", "update"):
-            forget(getattr(scaled_adam_kernels, f"_{each}_kernel"))
+        forget_all()
+
+
+def forget_all() -> None:
+    """Forget what is known of the fake GPU, or of a real one that earlier tests used."""
+    binary.most_shared_bytes.cache_clear()
+    forget(swoosh._swoosh_kernel)
+    forget(stream._add_kernel)
+    for each in ("sums", "reduce", "update"):
+        forget(getattr(scaled_adam_kernels, f"_{each}_kernel"))
 
 
 def launch() -> None:
     swoosh.swoosh_forward(torch.zeros(8), None, CONSTANTS, torch.float32)
-
-
-@contextmanager
-def counted_compilations() -> Iterator[list[str]]:
-    """The names of kernels that this process compiles, and does not only load."""
-    names: list[str] = []
-
-    def listen(**facts: Any) -> None:
-        if not facts["cache_hit"]:
-            names.append(facts["metadata"]["name"])
-
-    with triton.knobs.compilation.scope():
-        triton.knobs.compilation.listener = listen
-        yield names
 
 
 class Names:
@@ -141,12 +128,9 @@ def test_a_kernel_that_needs_more_shared_memory_is_named(
         return compile_image(*arguments)._replace(shared_bytes=200_000)
 
     monkeypatch.setattr(variants, "_image", large)
-    with (
-        counted_compilations() as compiled,
-        pytest.raises(RuntimeError, match=r"_swoosh_kernel needs 200000 .* GPU has 0"),
-    ):
+    with pytest.raises(RuntimeError, match=r"_swoosh_kernel needs 200000 .* GPU has 0"):
         launch()
-    assert len(compiled) == 1
+    assert variants.counts.compiled == 1
 
 
 def test_variants_are_compiled_together_and_not_launched(
@@ -171,35 +155,6 @@ def test_variants_are_compiled_together_and_not_launched(
     with variants.compiled_together(DEVICE):
         launch()
     assert "fused kernels: 0 compiled, 1 loaded" in caplog.text
-
-
-@pytest.mark.parametrize("obstacle", ["", "fork", "folder"])
-def test_other_processes_compile_many_variants(
-    gpu: FakeGpu,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
-    obstacle: str,
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(variants, "_FEWEST_FOR_PROCESSES", 2)
-    monkeypatch.setattr(variants, "_SILENT_SECONDS", 0.0)
-    if obstacle == "folder":
-        (tmp_path / "cache").write_text("a file")
-    if obstacle == "fork":
-        monkeypatch.setattr(os, "fork", fail)
-    with counted_compilations() as compiled, variants.compiled_together(DEVICE) as kernels:
-        launch()
-        stream.add(torch.zeros(2, 4, 16), torch.zeros(2, 4, 16), None, None)
-        assert len(kernels.missing()) == 2
-    assert len(compiled) == (2 if obstacle == "fork" else 0)
-    assert sorted(gpu.loaded) == ["_add_kernel", "_swoosh_kernel"]
-    assert "fused kernels: 2 compiled, 0 loaded" in caplog.text
-    assert "compiling 2 kernels" in caplog.text
-
-
-def fail() -> int:
-    raise OSError(errno.EAGAIN, "no more processes")
 
 
 def test_launches_pass_addresses_and_numbers(gpu: FakeGpu) -> None:
@@ -244,9 +199,9 @@ def test_damaged_entries_are_compiled_again(
     if pattern != "*.ptx":  # which is not needed again
         assert path.read_bytes()[:16] == before[:16]
     forget(swoosh._swoosh_kernel)
-    with counted_compilations() as compiled:
-        launch()
-    assert not compiled
+    compiled = variants.counts.compiled
+    launch()
+    assert variants.counts.compiled == compiled
 
 
 def test_a_folder_that_cannot_be_written_is_replaced(
@@ -288,16 +243,16 @@ def test_other_processes_wait_for_the_one_that_compiles(gpu: FakeGpu, tmp_path: 
 def test_the_optimiser_compiles_what_it_launches(gpu: FakeGpu, grows: bool) -> None:
     parameters = [torch.zeros(size) for size in (5, 12, 7)]
     passes = FusedPasses(parameters)
-    with counted_compilations() as compiled:
-        passes._compile()
-        assert gpu.launched == []
-        assert len(compiled) == 4
-        numbers = torch.zeros(24)
-        passes.start(Condition(torch.tensor(True)))
-        passes.value_gradients(torch.ones(()))
-        passes.set_rms(torch.ones(3))
-        rates = Rates(*[0.5] * 6)
-        growth = torch.ones(3) if grows else None
-        passes.update(Update(numbers, numbers, growth, rates, Condition(torch.tensor(True))))
+    passes._compile()
+    assert gpu.launched == []
+    compiled = variants.counts.compiled
+    assert compiled == 4
+    numbers = torch.zeros(24)
+    passes.start(Condition(torch.tensor(True)))
+    passes.value_gradients(torch.ones(()))
+    passes.set_rms(torch.ones(3))
+    rates = Rates(*[0.5] * 6)
+    growth = torch.ones(3) if grows else None
+    passes.update(Update(numbers, numbers, growth, rates, Condition(torch.tensor(True))))
     assert gpu.launched == ["_sums_kernel", "_reduce_kernel", "_update_kernel"]
-    assert len(compiled) == 4
+    assert variants.counts.compiled == compiled

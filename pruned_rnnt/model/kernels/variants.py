@@ -3,14 +3,12 @@ Triton's folder of them, with what can go wrong with it.
 
 A Zipformer has about a hundred variants, which take half a minute one after another. Within
 `compiled_together` a pass of the model launches no kernel: it only shows which variants the model
-needs, and threads look for these in Triton's cache meanwhile. Those that it lacks are then compiled
-in copies of this process, because a quarter of the compiler's work holds Python's global lock:
+needs, and these are compiled in threads (most of Triton's compiler runs without Python's lock):
 
-    pass       k1 k2 k1 k3 ...      results are undefined
-    threads      k1 k2  k3          in the cache?
-    processes             [k1  ]
-                          [k2    ]
-                          [k3 ]
+    pass     k1 k2 k1 k3 ...      results are undefined
+    threads     [k1  ]
+                 [k2    ]
+                      [k3 ]
 
 The entries of Triton's folder are named after its version, the source of the kernel and the
 architecture of the GPU, and replaced in one step, so processes may share it. Triton's binaries do
@@ -31,12 +29,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import triton
@@ -44,19 +41,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pruned_rnnt.model.kernels.binary import Binary, Image, TooLargeError
-from pruned_rnnt.model.kernels.forked_jobs import run_forked
-from pruned_rnnt.system.console import ProgressBar, progress_bar
+from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 # Ends the type of a pointer or integer that 16 divides.
 ALIGNED = ":16"
+# More threads wait for Python's lock.
 _MOST_THREADS = 16
-# Each needs about 200 MB while it compiles.
-_MOST_PROCESSES = 8
-# Fewer than these are compiled in threads: forking is not worth it.
-_FEWEST_FOR_PROCESSES = 8
 # Compilations that take longer have a progress bar or a line in the log.
 _SILENT_SECONDS = 3.0
 _NOT_WRITABLE = (
@@ -69,6 +62,33 @@ _NOT_WRITABLE = (
 )
 _MOST_SECONDS_FOR_OTHERS = 120.0
 _repair_lock = threading.RLock()
+
+
+class Counts:
+    """How many variants this process has compiled, and loaded from Triton's cache."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.loaded = 0
+        self._lock = threading.Lock()
+
+    def add(self, *, is_loaded: bool) -> None:
+        with self._lock:
+            self.loaded += is_loaded
+            self.compiled += not is_loaded
+
+
+counts = Counts()
+
+
+def _listen(**facts: Any) -> None:
+    counts.add(is_loaded=facts["cache_hit"])
+    if _other_listener is not None:
+        _other_listener(**facts)
+
+
+_other_listener = triton.knobs.compilation.listener
+triton.knobs.compilation.listener = _listen
 
 
 def compile_variant(jit: Any, key: tuple[Any, ...]) -> Binary:
@@ -95,28 +115,7 @@ def _target(device: int) -> GPUTarget:
     return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-class _NotInCacheError(Exception):
-    pass
-
-
-class _CachedSource(ASTSource):  # type: ignore[misc]
-    """A source that is not compiled if Triton's cache does not have it.
-
-    The compiler asks for the extension first after the cache, before it makes a context of MLIR,
-    which takes milliseconds.
-    """
-
-    @property
-    def ext(self) -> NoReturn:
-        raise _NotInCacheError
-
-    @ext.setter
-    def ext(self, value: str) -> None: ...
-
-
-def _image(
-    jit: Any, key: tuple[Any, ...], target: GPUTarget, source_type: type[ASTSource] = ASTSource
-) -> Image:
+def _image(jit: Any, key: tuple[Any, ...], target: GPUTarget) -> Image:
     """The variant of a kernel from Triton's cache, or else from its compiler; needs no GPU."""
     _, num_warps, *parts = key
     signature: dict[str, str] = {}
@@ -130,7 +129,7 @@ def _image(
         signature[name] = part.removesuffix(ALIGNED)
         if part.endswith(ALIGNED):
             attributes[index,] = [["tt.divisibility", 16]]
-    source = source_type(jit, signature, constants, attributes)
+    source = ASTSource(jit, signature, constants, attributes)
     compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
     metadata = compiled.metadata
     if metadata.global_scratch_size or metadata.profile_scratch_size:
@@ -144,86 +143,56 @@ class Collector:
     """Compiles the variants of the kernels that are called, and launches none."""
 
     def __init__(self, device: int) -> None:
-        self._lookups: dict[Any, Future[Image]] = {}
+        self.futures: dict[Any, Future[Image]] = {}
         self._target = _target(device)
-        self._cores = len(os.sched_getaffinity(0))
-        self._pool = ThreadPoolExecutor(min(self._cores, _MOST_THREADS))
+        threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
 
     def add(self, kernel: Any, key: tuple[Any, ...]) -> None:
-        """Look for a variant in Triton's cache, if it is new."""
-        if key in kernel.compiled or (kernel, key) in self._lookups:
+        """Start to compile a variant, if it is new."""
+        if key in kernel.compiled or (kernel, key) in self.futures:
             return
-        self._lookups[kernel, key] = self._pool.submit(
-            _image, kernel.jit, key, self._target, _CachedSource
-        )
-
-    def missing(self) -> list[Any]:
-        """Kernels and keys of the variants that must be compiled."""
-        return [each for each, found in self._lookups.items() if found.exception() is not None]
+        self.futures[kernel, key] = self._pool.submit(_image, kernel.jit, key, self._target)
 
     def finish(self, started: float) -> None:
-        """Compile and load all variants. One that fails is compiled again when it is launched, and
-        fails there."""
-        missing = self.missing()
-        jobs = [partial(_image, kernel.jit, key, self._target) for kernel, key in missing]
-        is_kept = not triton.knobs.compilation.always_compile
-        with _progress(started, len(jobs)) as show:
-            if missing:
-                _replace_unwritable_folder()
-            if len(jobs) >= _FEWEST_FOR_PROCESSES and self._cores > 1 and is_kept:
-                run_forked(jobs, min(self._cores, _MOST_PROCESSES), show)
-            made = [self._pool.submit(job) for job in jobs]
-            for count, _ in enumerate(as_completed(made), start=1):
-                show(count)
-        images = self._lookups | dict(zip(missing, made, strict=True))
+        """Wait for all variants. One that fails is compiled, and fails, again when launched."""
+        futures = list(self.futures.values())
+        left = started + _SILENT_SECONDS - time.monotonic()
+        if wait(futures, timeout=max(left, 0.0)).not_done:
+            _wait_visibly(futures)
         self._pool.shutdown()
-        for (kernel, key), image in images.items():
-            if image.exception() is None:
+        for (kernel, key), future in self.futures.items():
+            if future.exception() is None:
                 with suppress(RuntimeError):
-                    kernel.compiled[key] = Binary(image.result())
-        if images:
-            logger.info(
-                "fused kernels: %d compiled, %d loaded from %s, %.1f s",
-                len(missing),
-                len(images) - len(missing),
-                cache_folder(),
-                time.monotonic() - started,
-            )
+                    kernel.compiled[key] = Binary(future.result())
 
     def cancel(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-@contextmanager
-def _progress(started: float, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a count after some seconds: as a bar on a terminal, as a line in the log elsewhere."""
-    bar: ProgressBar | None = None
-    most = 0
-
-    def show(count: int) -> None:
-        nonlocal bar, most
-        most = max(most, count)
-        if bar is None and time.monotonic() - started > _SILENT_SECONDS:
-            console = None
-            if sys.stderr is not None and sys.stderr.isatty():
-                from rich.console import Console
-
-                console = Console(stderr=True)
-            else:
-                logger.info("compiling %d kernels, which later starts find in the cache", total)
-            bar = stack.enter_context(progress_bar(console, "compiling kernels", total))
-        if bar is not None:
-            bar.show(most)
-
+def _wait_visibly(futures: list[Future[Any]]) -> None:
+    """Wait with a progress bar on a terminal, and a line in the log elsewhere."""
     with ExitStack() as stack:
-        yield show
+        if sys.stderr is not None and sys.stderr.isatty():
+            from rich.console import Console
+
+            console = Console(stderr=True)
+            bar = stack.enter_context(progress_bar(console, "compiling kernels", len(futures)))
+        else:
+            bar = stack.enter_context(progress_bar(None, "", None))
+            logger.info("compiling %d kernels, which later starts find in the cache", len(futures))
+        while True:
+            done, not_done = wait(futures, timeout=0.2)
+            bar.show(len(done))
+            if not not_done:
+                return
 
 
 collector: Collector | None = None
 
 
 @contextmanager
-def compiled_together(device: torch.device) -> Iterator[Collector]:
+def compiled_together(device: torch.device) -> Iterator[None]:
     """Kernels called within the context are compiled by its end, in parallel, and not launched.
 
     What they would write is undefined meanwhile. A line in the log says how many were compiled or
@@ -233,17 +202,26 @@ def compiled_together(device: torch.device) -> Iterator[Collector]:
     if collector is not None:
         raise RuntimeError("kernels are already being collected")
     started = time.monotonic()
+    compiled, loaded = counts.compiled, counts.loaded
     index = torch.cuda.current_device() if device.index is None else device.index
     with one_process_compiles():
         found = collector = Collector(index)
         try:
-            yield found
+            yield
         except BaseException:
             found.cancel()
             raise
         finally:
             collector = None
         found.finish(started)
+    if found.futures:
+        logger.info(
+            "fused kernels: %d compiled, %d loaded from %s, %.1f s",
+            counts.compiled - compiled,
+            counts.loaded - loaded,
+            cache_folder(),
+            time.monotonic() - started,
+        )
 
 
 def cache_folder() -> Path:
@@ -269,15 +247,6 @@ def repaired(error: Exception) -> Iterator[None]:
             yield
         finally:
             triton.knobs.compilation.always_compile = before
-
-
-def _replace_unwritable_folder() -> None:
-    try:
-        with tempfile.TemporaryFile(dir=cache_folder()) as file:
-            file.write(bytes(2**16))  # a full disk takes empty files
-    except OSError as error:
-        if error.errno in _NOT_WRITABLE:
-            _use_temporary_folder(error)
 
 
 def _use_temporary_folder(error: OSError) -> None:
