@@ -1,4 +1,5 @@
-"""`prepare own` on the manifests of NeMo, SpeechBrain, Hugging Face and LJSpeech as they are."""
+"""`prepare own` on the manifests of NeMo, SpeechBrain, Hugging Face, LJSpeech and lhotse as they
+are."""
 
 from __future__ import annotations
 
@@ -9,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lhotse import CutSet, Recording, RecordingSet, SupervisionSegment, SupervisionSet
+from lhotse.supervision import AlignmentItem
+from lhotse.utils import fastcopy
 
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.filters import cut_text
+from pruned_rnnt.data.input.prepared_folder import read_cuts
+from pruned_rnnt.data.input.speech_dataset import aligned_words
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.own_sources import open_source
 from tests.data.own_corpus import COUNT, all_texts, left_out, path_of, prepare, write_mixed_audio
@@ -88,8 +94,11 @@ def test_error_names_bad_json_line(tmp_path: Path, capsys: pytest.CaptureFixture
     source = tmp_path / "manifest.json"
     source.write_text('{"audio_filepath": "a.wav", "text": "a"}\n\n{"audio_filepath": "b.w\n')
     assert 'manifest.json:3 is not a JSON object: \'{"audio_filepath"' in refusal(capsys, source)
-    source.write_text('{\n  "a": {"wav": "a.wav"}\n}\n')
-    assert "manifest.json:1 is not a JSON object: each line needs one" in refusal(capsys, source)
+    for text in ('{\n  "a": {"wav": "a.wav"}\n}\n', '{"a": {"wav": "a.wav"}, "b": {}}', "[]"):
+        source.write_text(text)
+        error = refusal(capsys, source)
+        assert "manifest.json:1 is not the JSON object of one utterance: each line" in error
+        assert "write SpeechBrain's csv, or lines with audio_filepath, text and" in error
 
 
 # --- SpeechBrain ---------------------------------------------------------------------------------
@@ -268,3 +277,112 @@ def test_ljspeech(audio: Path, tmp_path: Path, given: str) -> None:
         f"metadata.csv:{COUNT + 3}": "line without an id",
         f"metadata.csv:{COUNT + 4}": "second entry of the same id",
     }
+
+
+# --- lhotse --------------------------------------------------------------------------------------
+# Start in the recording, duration, and the first word's start in the utterance, in seconds.
+PARTS = {"go now": (2.6, 1.0, 0.3), "stop now": (3.7, 1.2, 0.25), "yes yes": (5.1, 0.8, 0.1)}
+
+
+def spoken_supervision(text: str, start: float, origin: float) -> SupervisionSegment:
+    """A part of the recording "long": starts in it and, from another origin, of its words."""
+    _, duration, first = PARTS[text]
+    words = [
+        AlignmentItem(word, origin + first + 0.2 * i, 0.15, 0.5)
+        for i, word in enumerate(text.split())
+    ]
+    name = text.replace(" ", "-")
+    return SupervisionSegment(
+        name, "long", start, duration, text=text, alignment={"word": words, "phone": []}
+    )
+
+
+def lhotse_source(folder: Path, kind: str) -> tuple[Path, list[str]]:
+    recording = Recording.from_file(write_audio(folder / "long.wav", 6.0))
+    supervisions = [spoken_supervision(text, part[0], part[0]) for text, part in PARTS.items()]
+    source = folder / "source.jsonl"
+    if kind == "recordings":
+        RecordingSet.from_recordings([recording]).to_file(source)
+        SupervisionSet.from_segments(supervisions).to_file(folder / "s.jsonl")
+        return source, ["--supervisions", str(folder / "s.jsonl")]
+    cut = fastcopy(recording.to_cut(), supervisions=supervisions)
+    cuts = {
+        "several": [cut],
+        "several within": [cut.truncate(offset=2.5)],
+        "trimmed": cut.trim_to_supervisions(),
+        "trimmed, faster": [each.perturb_speed(1.1) for each in cut.trim_to_supervisions()],
+        "relative to the cut": [
+            fastcopy(
+                cut.truncate(offset=start, duration=duration),
+                id=text,
+                supervisions=[spoken_supervision(text, 0.0, 0.0)],
+            )
+            for text, (start, duration, _) in PARTS.items()
+        ],
+    }[kind]
+    CutSet.from_cuts(cuts).to_file(source)
+    return source, []
+
+
+@pytest.mark.parametrize("options", [[], ["--shar"]])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "recordings",
+        "several",
+        "several within",
+        "trimmed",
+        "trimmed, faster",
+        "relative to the cut",
+    ],
+)
+def test_word_times_are_relative_to_the_utterance(
+    tmp_path: Path, kind: str, options: list[str]
+) -> None:
+    source, more = lhotse_source(tmp_path, kind)
+    options = [*options, *more, "--speeds", "0.8", "--dev-share", "0", "--test-share", "0"]
+    folder = prepare(source, tmp_path / "out", *options)
+    found = {}
+    for cut in folder.cuts("train"):
+        speed = PARTS[cut_text(cut)][1] / cut.duration
+        words = aligned_words(cut)
+        assert [word.word for word in words] == cut_text(cut).split()
+        times = [round(speed * x, 2) for word in words for x in (word.start, word.duration)]
+        found[cut_text(cut), round(speed, 2)] = times
+    speeds = [1.1, 0.88] if kind == "trimmed, faster" else [1.0, 0.8]
+    assert found == {
+        (text, speed): [first, 0.15, round(first + 0.2, 2), 0.15]
+        for text, (_, _, first) in PARTS.items()
+        for speed in speeds
+    }
+    assert "word times" not in (tmp_path / "out" / "report.txt").read_text()
+
+
+def test_word_times_of_unknown_origin_are_dropped(tmp_path: Path) -> None:
+    whole = Recording.from_file(write_audio(tmp_path / "long.wav", 4.0)).to_cut()
+    cuts = []
+    for index, (start, word) in enumerate([(0.1, 0.2), (2.0, 1.1), (2.0, 3.1), (0.0, "soon")]):
+        item = AlignmentItem("go", word, 0.1)
+        supervision = SupervisionSegment(f"s{index}", "long", 0.0, 1.0, text="go")
+        supervision = supervision.with_alignment("word", [item])
+        cut = whole.truncate(offset=start, duration=1.0)
+        cuts.append(fastcopy(cut, id=f"c{index}", supervisions=[supervision]))
+    source = tmp_path / "cuts.jsonl"
+    CutSet.from_cuts(cuts).to_file(source)
+    folder = prepare(source, tmp_path / "out", "--dev-share", "0", "--test-share", "0")
+    prepared = list(folder.cuts("train"))
+    assert all_texts(folder) == dict.fromkeys(["c0", "c1", "c2", "c3"], "go")
+    assert [cut.supervisions[0].alignment for cut in prepared] == [None] * 4
+    report = (folder.path / "report.txt").read_text()
+    outside = "3 utterances lost their word times, which lie outside the utterance (the first: "
+    assert f"{outside}{source}:2)" in report
+    assert "1 utterances lost their word times, which may be relative to the recording" in report
+
+
+def test_cuts_of_lhotse_in_a_folder_of_data_have_relative_word_times(tmp_path: Path) -> None:
+    source, _ = lhotse_source(tmp_path, "trimmed")
+    for cut in read_cuts(source):
+        first = PARTS[cut_text(cut)][2]
+        assert [word.start for word in aligned_words(cut)] == [first, round(first + 0.2, 2)]
+        elsewhere = fastcopy(cut, start=0.0)
+        assert aligned_words(elsewhere) == ()

@@ -299,8 +299,13 @@ def _read_noises(path: Path, stored: bool, allow_commands: bool) -> list[Any]:
     setting = f"data.augmentation.noise_cuts={path}"
     try:
         noises = list(read_cuts(path, allow_commands))
-    except (FileNotFoundError, ValueError) as error:
-        raise type(error)(f"{setting}: {error}") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{setting}: {error}; `pruned-rnnt prepare musan` makes noises, and "
+            "data.augmentation.noise_cuts= trains without them"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from error
     if not noises:
         raise ValueError(f"{setting} has no cuts")
     wanted = "features" if stored else "recording"
@@ -332,8 +337,12 @@ def _files(cut: Any) -> str:
 
 
 def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
-    """Words with times from the `word` alignments of a cut; empty if there are none."""
-    return tuple(
+    """Words with times from the `word` alignments of a cut; empty if there are none.
+
+    Times are relative to the cut, as `prepare` and `align` write them. If words then begin after
+    its end, they are relative to the recording, as in cuts that lhotse makes of a long one.
+    """
+    words = tuple(
         AlignedWord(
             word=item.symbol,
             start=float(item.start),
@@ -343,3 +352,8 @@ def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
         for supervision in sorted(cut.supervisions, key=lambda s: s.start)
         for item in (supervision.alignment or {}).get("word", ())
     )
+    if all(word.start <= cut.duration for word in words):
+        return words
+    words = tuple(replace(word, start=round(word.start - cut.start, 6)) for word in words)
+    # Times of neither kind are of no use.
+    return words if all(0 <= word.start <= cut.duration for word in words) else ()

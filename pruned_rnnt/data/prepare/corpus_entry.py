@@ -30,6 +30,7 @@ class CorpusEntry:
     problem: why the description cannot be used; such an entry is only reported. The same cause
         always has the same words; `details` holds the rest.
     cut: the lhotse cut, for sources that are manifests.
+    note: what the utterance lost, as the end of a sentence; the report counts each.
     """
 
     id: str
@@ -45,6 +46,7 @@ class CorpusEntry:
     problem: str = ""
     details: str = ""
     cut: Any = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         if not self.problem and (fault := id_fault(self.id)):

@@ -99,10 +99,14 @@ def open_source(
     if path.name.endswith(_MANIFEST_SUFFIXES):
         first = next((line for _, line in text_lines(path)), "")
         item = json_object(first)
-        if item is None and first:
+        if (item is None and first) or (
+            item and all(isinstance(value, dict) for value in item.values())
+        ):
             raise ValueError(
-                f"{path}:1 is not a JSON object: each line needs one, as in manifests of NeMo and "
-                f"of lhotse, got {first.strip()[:100]!r}"
+                f"{path}:1 is not the JSON object of one utterance: each line needs one, as in "
+                f"manifests of NeMo and of lhotse, got {first.strip()[:100]!r}. Of a file that is "
+                "one object or list of all utterances, as SpeechBrain's JSON, write SpeechBrain's "
+                "csv, or lines with audio_filepath, text and duration"
             )
         if supervisions is None and has_audio_path(item):
             return "JSON lines", JsonSource(path)

@@ -126,6 +126,7 @@ class ShardResult:
     speakers, languages: number of utterances of each; "" where it is unknown.
     rates, channels: number of utterances by sampling rate in Hz and by number of channels.
     left_out: (id, origin, reason, details) of each utterance left out.
+    notes: (origin, note) of each utterance kept that has a note.
     """
 
     split: str
@@ -138,6 +139,7 @@ class ShardResult:
     rates: Counter[int] = field(default_factory=Counter)
     channels: Counter[int] = field(default_factory=Counter)
     left_out: list[tuple[str, str, str, str]] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
 
 
 def manifest_name(split: str, number: int) -> str:
@@ -196,6 +198,8 @@ def _cuts(shard: Shard, result: ShardResult, storage: Any) -> Iterator[Any]:
         except UnusableUtterance as error:
             result.left_out.append((entry.id, entry.origin, error.reason, error.details))
             continue
+        if entry.note:
+            result.notes.append((entry.origin, entry.note))
         result.texts.append(text)
         result.speakers[entry.speaker] += 1
         result.languages[rules.language] += 1
@@ -301,7 +305,8 @@ def _recorded(record: Path, fingerprint: str) -> ShardResult | None:
             result[name] = Counter({int(key): count for key, count in result[name].items()})
         for name in ("speakers", "languages"):
             result[name] = Counter(result[name])
-        result["left_out"] = [tuple(item) for item in result["left_out"]]
+        for name in ("left_out", "notes"):
+            result[name] = [tuple(item) for item in result[name]]
         return ShardResult(**result)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None  # damaged: the shard is made again
