@@ -116,15 +116,17 @@ def percentile(seconds: Sequence[float], percent: float) -> float:
 
 
 def _delay_line(seconds: Sequence[float], first: Sequence[bool], last: Sequence[bool]) -> str:
-    """The percentiles of all words, and of the first and the last words of utterances, in ms."""
+    """The percentiles of all words, and of the first and the last words of utterances, if any of
+    these is correct, in ms."""
     parts = []
     for name, chosen in (
         (f"{len(seconds)} correct words", seconds),
         ("first words", [s for s, is_first in zip(seconds, first, strict=True) if is_first]),
         ("last words", [s for s, is_last in zip(seconds, last, strict=True) if is_last]),
     ):
-        values = (f"p{p} {1000 * percentile(chosen, p):.0f}" for p in PERCENTILES)
-        parts.append(f"{name} {', '.join(values)} ms")
+        if chosen:
+            values = (f"p{p} {1000 * percentile(chosen, p):.0f}" for p in PERCENTILES)
+            parts.append(f"{name} {', '.join(values)} ms")
     return "; ".join(parts)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ class ModelCard:
         if self.config.datasets:
             values["datasets"] = list(self.config.datasets)
         if self.results:
-            index = {"name": self.name, "results": [_index_entry(r) for r in self.results]}
+            named = zip(self.results, _searches(self.results), strict=True)
+            index = {"name": self.name, "results": [_index_entry(*each) for each in named]}
             values["model-index"] = [index]
         return values
 
@@ -127,12 +129,12 @@ class ModelCard:
             "| set | utterances | search | error rate | 95% interval | other rate |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
-        for each in self.results:
+        for each, search in zip(self.results, _searches(self.results), strict=True):
             (kind, rate), (other_kind, other) = _rates(each)
             cells = (
                 f"{each.data} {each.split}",
                 f"{each.utterances:,}",
-                each.setting,
+                _cell(search),
                 f"{kind} {_rate_and_counts(rate, kind)}",
                 f"{rate.lower:.2%} to {rate.upper:.2%}",
                 f"{other_kind} {other.counts.rate:.2%}",
@@ -144,6 +146,13 @@ class ModelCard:
             "float32 on a CPU, unless it is set), by "
             f"{'; '.join(codes)}. Intervals are by bootstrap over utterances."
         )
+        if files := sorted({file for each in self.results for file in _files(each)}):
+            lines.append(
+                "\nSearches that name a language model, texts or hotwords need them, and this "
+                f"folder does not have them: {', '.join(f'`{file}`' for file in files)}. Of "
+                "searches with the same files and other factors of their scores, the newest is "
+                "shown."
+            )
         return "\n".join(lines)
 
     def _licences(self) -> str:
@@ -196,11 +205,32 @@ def _rate_and_counts(rate: ErrorRate, kind: str) -> str:
     return f"{counts.rate:.2%} ({counts.errors:,} errors in {counts.reference_words:,} {unit})"
 
 
-def _index_entry(result: Measurement) -> dict[str, Any]:
+def _files(result: Measurement) -> list[str]:
+    """The names of the files of decode.fusion, by setting: `word_ngram=calls.arpa`."""
+    if result.inputs is None:
+        return []
+    named = result.configuration.get("decode", {}).get("fusion", {})
+    digests = {key.rpartition(".")[2]: digest for key, digest in result.inputs.files.items()}
+    return [f"{key}={Path(named.get(key, '')).name or digests[key]}" for key in digests]
+
+
+def _searches(results: Sequence[Measurement]) -> list[str]:
+    """The search of each result with its files; if those of a set have one name, also with the
+    digits that end the names of its result files."""
+    names = [", ".join([each.setting, *_files(each)]) for each in results]
+    keys = [(each.data, each.split, name) for each, name in zip(results, names, strict=True)]
+    count = Counter(keys)
+    return [
+        f"{key[-1]}, {each.inputs.fingerprint[:8]}" if count[key] > 1 and each.inputs else key[-1]
+        for each, key in zip(results, keys, strict=True)
+    ]
+
+
+def _index_entry(result: Measurement, search: str) -> dict[str, Any]:
     metrics = [
         {
             "type": kind.lower(),
-            "name": f"{result.split} {kind} ({result.setting})",
+            "name": f"{result.split} {kind} ({search})",
             "value": round(100 * rate.counts.rate, 2),
         }
         for kind, rate in _rates(result)

@@ -97,6 +97,10 @@ def test_lines_and_file(tmp_path: Path) -> None:
         "last words p50 300, p90 428, p95 444, p99 457 ms"
     )
     assert lines[1].startswith("in streams of 0.16 s chunks: 10 correct words p50 ")
+    inner = [delay._replace(first=False, last=False) for delay in delays]
+    for line in summary_lines(build_encoder(tiny_conformer(causal=True)), (0, 0), inner):
+        assert "nan" not in line
+        assert "first words" not in line
     assert len(lines) == 2
     early = [delay._replace(end=delay.end + 0.5) for delay in delays]
     *_, warning = summary_lines(build_encoder(tiny_conformer(causal=True)), (0, 0), early)

@@ -215,6 +215,7 @@ def test_a_search_captures_the_automaton(tmp_path: Path) -> None:
         ("\\data\\\n\\1-grams:\n-1 a b c\n\\end\\\n", r"arpa:3 .* needs a probability and 1 words"),
         ("\\data\\\n\\1-grams:\nx a\n\\end\\\n", r"arpa:3 .*could not convert"),
         ("\\data\\\n\\1-grams:\nnan a\n\\end\\\n", r"arpa:3 .*not finite"),
+        ("\\data\\\n\\1-grams:\n-inf a\n\\end\\\n", r"arpa:3 .*not finite: write -99"),
         ("\\data\\\n\\2-grams:\n", r"arpa:2 .*needs \\1-grams:"),
         ("\\data\\\n\\end\\\n", "no n-grams"),
         ("\\data\\\n\\1-grams:\n-1 other\n\\end\\\n", "has 0 of 8 symbols"),

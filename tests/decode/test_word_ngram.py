@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,13 @@ def test_wrong_files_and_settings_are_errors(
     (tmp_path / "pruned.arpa").write_text(ARPA.replace("-1.2 b\n", ""))
     with pytest.raises(ValueError, match=r"pruned\.arpa:16: b is not among the 1-grams"):
         read_word_ngram(str(tmp_path / "pruned.arpa"), "")
+    symbols = tmp_path / "symbols.arpa"
+    symbols.write_text(re.sub(r"\bb\b", "\u2581b", ARPA))
+    with pytest.raises(ValueError, match=r"symbols\.arpa is a model of symbols \(6% of those"):
+        read_word_ngram(str(symbols), "")
+    # A few such words of a corpus are noise.
+    symbols.write_text(symbols.read_text().replace("-1.2 \u2581b\n", "-3 \u2581b\n"))
+    assert read_word_ngram(str(symbols), "").words
     with pytest.raises(ValueError, match="word_unknown must lie between 0 and 1, got 0"):
         FusionConfig(word_unknown=0)
     model = WordNgram(read_orders(arpa))

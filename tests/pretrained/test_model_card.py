@@ -154,6 +154,45 @@ def test_a_repeated_measurement_is_shown_once(tmp_path: Path) -> None:
     assert read_measurements(tmp_path / "results", "other model") == []
 
 
+@pytest.mark.parametrize("kind", ["lm", "hotwords", "word_ngram"])
+def test_card_tells_results_with_other_files_apart(tmp_path: Path, kind: str) -> None:
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    run = save_run(tmp_path / "run", model, tokenizer)
+    right, wrong = [transcript("u", "a", "a")], [transcript("u", "a", "b")]
+
+    def decoded(name: str, digest: str, scale: float, errors: list[Any], age: int) -> str:
+        stem = write_decoded(
+            run,
+            errors,
+            label="modified_beam",
+            model=fingerprint(model),
+            files={f"fusion.{kind}": digest} if name else {},
+            settings={"num_best": age} | ({f"fusion.{kind}_scale": scale} if name else {}),
+            fusion={kind: name},
+        )
+        os.utime(run / f"results/scores-{stem}.json", (1e9 - age, 1e9 - age))
+        return stem[-8:]
+
+    decoded("", "", 0, right, 1)
+    decoded("", "", 0, wrong, 2)  # with another size of the n-best list
+    decoded("/home/me/one|file", "1", 0.5, right, 1)
+    decoded("/home/me/one|file", "1", 0.4, wrong, 2)  # an earlier trial
+    digits = [decoded(f"{folder}/other", folder, 0.5, right, 1) for folder in "23"]
+    assert main(["export", str(run), "--format", "icefall"]) == 0
+    card = (run / "export/icefall/README.md").read_text()
+    names = [f"{kind}=one|file", *(f"{kind}=other, {each}" for each in digits)]
+    searches = ["modified_beam", *(f"modified_beam, {name}" for name in names)]
+    for search in searches:
+        assert "| corpus test | 1 | {} | WER 0.00%".format(search.replace("|", "\\|")) in card
+    assert card.count("| corpus test |") == len(searches)
+    assert "/home/me" not in card
+    assert f"this folder does not have them: `{kind}=one|file`, `{kind}=other`." in card
+    (index,) = front_matter(card)["model-index"]
+    found = [each["metrics"][0]["name"] for each in index["results"]]
+    assert sorted(found) == sorted(f"test WER ({search})" for search in searches)
+
+
 def test_stored_measurement_is_that_of_the_result_files(run: Path) -> None:
     loaded = load_model(run_config(run, [f"decode.checkpoint={_checkpoint(run, 4)}"]))
     results = run / "results"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -86,11 +86,13 @@ def write_decoded(
     audio: tuple[int, float] | None = None,
     languages: Sequence[str] = (),
     data_path: str = "",
+    fusion: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> str:
     """The result files of a decoded set; returns their STEM.
 
     audio: of every utterance. languages: of each. data_path: of data that are not the run's own.
+    fusion: the values of decode.fusion as they were named.
     changes: of the inputs; `settings` adds to method and metric.
     """
     settings = {"method": label, "metric": metric, **changes.pop("settings", {})}
@@ -116,7 +118,7 @@ def write_decoded(
         code="0.2",
         metric=metric,
         inputs=inputs,
-        configuration={"data": {"path": data_path}},
+        configuration={"data": {"path": data_path}, "decode": {"fusion": fusion or {}}},
     )
     lines = [hypothesis_line(each, audio) for each in transcripts]
     for line, language in zip(lines, languages, strict=False):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from pruned_rnnt.data.tokens.text_normalisation import normal_form
+from pruned_rnnt.data.tokens.tokenizer import WORD_START
 from pruned_rnnt.decode.fusion.word_ngram import NgramList, WordNgram
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 # kenlm's log-probability of unknown words, to the base 10, for models that have none.
 _UNKNOWN_SCORE = -100.0
 _LN_10 = math.log(10.0)
+# Models of symbols have about a word's beginning in each 2 to 10 symbols; texts have next to none.
+_MOST_MARKED = 0.05
 # How files that only kenlm can read begin.
 _KENLM_BINARY = b"mmap lm http://kheafield.com/code"
 Ngram = tuple[str, ...]
@@ -93,7 +96,9 @@ def _arpa_ngrams(path: Path) -> Iterator[tuple[int, int, float, list[str], float
                 log_prob = float(fields[0])
                 back_off = float(fields[order + 1]) if len(fields) > order + 1 else 0.0
                 if not (math.isfinite(log_prob) and math.isfinite(back_off)):
-                    raise ValueError(f"{line[:50]!r} is not finite")
+                    raise ValueError(
+                        f"{line[:50]!r} is not finite: write -99 for the logarithm of 0"
+                    )
                 found += 1
                 names = [UNKNOWN if name == "<UNK>" else name for name in fields[1 : order + 1]]
                 yield number, order, log_prob, names, back_off
@@ -214,17 +219,20 @@ def read_orders(path: Path) -> list[NgramList]:
     Raises:
         FileNotFoundError: `path` does not exist.
         ValueError: the file is no ARPA file, or lacks a 1-gram of a word that its other n-grams
-            have; the message names the line.
+            have (the message names the line), or is a model of symbols.
     """
     logs: list[array[float]] = []
     words: list[list[str]] = []
     single: set[str] = {BEGIN, END, UNKNOWN}
+    marked = 0.0  # probability of words that begin with the mark of symbols
     for number, order, log_prob, names, back_off in _arpa_ngrams(path):
         while order > len(words):
             # The 1-grams are complete once another order begins.
             single.update(*words[:1])
             logs.append(array("d"))
             words.append([])
+        if order == 1 and names[0].startswith(WORD_START):
+            marked += 10.0**log_prob
         names = [normal_form(name) for name in names]
         if order > 1 and not single.issuperset(names):
             name = next(name for name in names if name not in single)
@@ -234,6 +242,11 @@ def read_orders(path: Path) -> list[NgramList]:
             )
         logs[order - 1].extend((log_prob, back_off))
         words[order - 1].extend(names)
+    if marked > _MOST_MARKED:
+        raise ValueError(
+            f"decode.fusion.word_ngram: {path} is a model of symbols ({marked:.0%} of those of a "
+            "text begin with U+2581), not of words: name it in decode.fusion.ngram"
+        )
     orders = []
     for order, (pairs, names) in enumerate(zip(logs, words, strict=True), 1):
         values = 10.0 ** torch.tensor(pairs, dtype=torch.float64).view(-1, 2)
