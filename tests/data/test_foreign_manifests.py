@@ -98,7 +98,9 @@ def test_error_names_bad_json_line(tmp_path: Path, capsys: pytest.CaptureFixture
         source.write_text(text)
         error = refusal(capsys, source)
         assert "manifest.json:1 is not the JSON object of one utterance: each line" in error
-        assert "write SpeechBrain's csv, or lines with audio_filepath, text and" in error
+        assert (
+            "convert it: to SpeechBrain's csv, or to lines with audio_filepath, text and" in error
+        )
 
 
 # --- SpeechBrain ---------------------------------------------------------------------------------
@@ -301,7 +303,9 @@ def lhotse_source(folder: Path, kind: str) -> tuple[Path, list[str]]:
     recording = Recording.from_file(write_audio(folder / "long.wav", 6.0))
     supervisions = [spoken_supervision(text, part[0], part[0]) for text, part in PARTS.items()]
     source = folder / "source.jsonl"
-    if kind == "recordings":
+    if kind in ("recordings", "relative to the supervision"):
+        if kind != "recordings":
+            supervisions = [spoken_supervision(text, x[0], 0.0) for text, x in PARTS.items()]
         RecordingSet.from_recordings([recording]).to_file(source)
         SupervisionSet.from_segments(supervisions).to_file(folder / "s.jsonl")
         return source, ["--supervisions", str(folder / "s.jsonl")]
@@ -334,6 +338,7 @@ def lhotse_source(folder: Path, kind: str) -> tuple[Path, list[str]]:
         "trimmed",
         "trimmed, faster",
         "relative to the cut",
+        "relative to the supervision",
     ],
 )
 def test_word_times_are_relative_to_the_utterance(
@@ -376,7 +381,40 @@ def test_word_times_of_unknown_origin_are_dropped(tmp_path: Path) -> None:
     report = (folder.path / "report.txt").read_text()
     outside = "3 utterances lost their word times, which lie outside the utterance (the first: "
     assert f"{outside}{source}:2)" in report
-    assert "1 utterances lost their word times, which may be relative to the recording" in report
+    assert "1 utterance lost their word times, which fit into the utterance both as times" in report
+
+
+@pytest.mark.parametrize("origin", ["recording", "cut"])
+def test_unclear_origins_are_those_of_the_other_utterances(tmp_path: Path, origin: str) -> None:
+    """Of a cut near the start of its recording, times fit both ways."""
+    whole = Recording.from_file(write_audio(tmp_path / "long.wav", 9.0)).to_cut()
+    cuts = []
+    for index, start in enumerate([0.03, 0.4, 5.0, 6.0]):
+        zero = start if origin == "recording" else 0.0
+        items = [AlignmentItem("go", round(zero + 0.7, 2), 0.1)]
+        supervision = SupervisionSegment(f"s{index}", "long", 0.2, 1.3, text="go")
+        supervision = supervision.with_alignment("word", items)
+        cut = whole.truncate(offset=start, duration=1.5)
+        cuts.append(fastcopy(cut, id=f"c{index}", supervisions=[supervision]))
+    CutSet.from_cuts(cuts).to_file(tmp_path / "cuts.jsonl")
+    options = ["--dev-share", "0", "--test-share", "0"]
+    folder = prepare(tmp_path / "cuts.jsonl", tmp_path / "out", *options)
+    found = [[word.start for word in aligned_words(cut)] for cut in folder.cuts("train")]
+    assert found == [[0.5]] * 4
+
+
+def test_words_at_the_end_of_a_recording_are_clamped(tmp_path: Path) -> None:
+    recording = Recording.from_file(write_audio(tmp_path / "a.wav", 2.0))
+    words = [AlignmentItem("go", 0.5, 0.3), AlignmentItem("now", 1.8, 0.4)]
+    supervision = SupervisionSegment("s", recording.id, 0.0, 2.0, text="go now")
+    supervision = supervision.with_alignment("word", [*words, AlignmentItem("late", 2.5, 0.1)])
+    RecordingSet.from_recordings([recording]).to_file(tmp_path / "r.jsonl")
+    SupervisionSet.from_segments([supervision]).to_file(tmp_path / "s.jsonl")
+    options = ["--supervisions", str(tmp_path / "s.jsonl"), "--dev-share=0", "--test-share=0"]
+    folder = prepare(tmp_path / "r.jsonl", tmp_path / "out", *options)
+    (cut,) = folder.cuts("train")
+    words = [(word.word, word.start, word.duration) for word in aligned_words(cut)]
+    assert words == [("go", 0.5, 0.3), ("now", 1.8, 0.2)]
 
 
 def test_cuts_of_lhotse_in_a_folder_of_data_have_relative_word_times(tmp_path: Path) -> None:

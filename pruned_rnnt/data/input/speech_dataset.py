@@ -44,6 +44,8 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 # Number of noises drawn for an utterance; they are concatenated until it ends.
 _NOISES = 8
+# Words may begin so many seconds outside of their cut, as in `prepare`.
+_MOST_OUTSIDE = 0.05
 
 # Features (T, F) of an utterance in each view.
 Views = tuple[Tensor, ...]
@@ -340,7 +342,8 @@ def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
     """Words with times from the `word` alignments of a cut; empty if there are none.
 
     Times are relative to the cut, as `prepare` and `align` write them. If words then begin after
-    its end, they are relative to the recording, as in cuts that lhotse makes of a long one.
+    its end, they are relative to the recording, as in cuts that lhotse makes of a long one. Empty
+    if they fit neither.
     """
     words = tuple(
         AlignedWord(
@@ -352,8 +355,8 @@ def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
         for supervision in sorted(cut.supervisions, key=lambda s: s.start)
         for item in (supervision.alignment or {}).get("word", ())
     )
-    if all(word.start <= cut.duration for word in words):
+    latest = cut.duration + _MOST_OUTSIDE
+    if all(word.start <= latest for word in words):
         return words
     words = tuple(replace(word, start=round(word.start - cut.start, 6)) for word in words)
-    # Times of neither kind are of no use.
-    return words if all(0 <= word.start <= cut.duration for word in words) else ()
+    return words if all(-_MOST_OUTSIDE <= word.start <= latest for word in words) else ()

@@ -30,7 +30,7 @@ class CorpusEntry:
     problem: why the description cannot be used; such an entry is only reported. The same cause
         always has the same words; `details` holds the rest.
     cut: the lhotse cut, for sources that are manifests.
-    note: what the utterance lost, as the end of a sentence; the report counts each.
+    note: what the utterance lost, worded to follow "12 utterances"; report.txt counts each note.
     """
 
     id: str

@@ -156,7 +156,7 @@ class CorpusStatistics:
         if several:
             lines.append(f"{several:,} utterances have several channels; only one is used")
         lines += [
-            f"{count:,} utterances {note} (the first: {self.noted[note]})"
+            f"{count:,} utterance{'s' * (count > 1)} {note} (the first: {self.noted[note]})"
             for note, count in self.notes.most_common()
         ]
         lines += [*notes, "", "Left out", "========"]

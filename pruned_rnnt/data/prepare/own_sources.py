@@ -104,9 +104,9 @@ def open_source(
         ):
             raise ValueError(
                 f"{path}:1 is not the JSON object of one utterance: each line needs one, as in "
-                f"manifests of NeMo and of lhotse, got {first.strip()[:100]!r}. Of a file that is "
-                "one object or list of all utterances, as SpeechBrain's JSON, write SpeechBrain's "
-                "csv, or lines with audio_filepath, text and duration"
+                f"manifests of NeMo and of lhotse, got {first.strip()[:100]!r}. If the whole file "
+                "is one object or list, as SpeechBrain's JSON is, convert it: to SpeechBrain's "
+                "csv, or to lines with audio_filepath, text and duration"
             )
         if supervisions is None and has_audio_path(item):
             return "JSON lines", JsonSource(path)

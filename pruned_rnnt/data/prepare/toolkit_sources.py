@@ -9,28 +9,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lhotse import MonoCut, MultiCut
-from lhotse.supervision import AlignmentItem
 from lhotse.utils import fastcopy
 
 from pruned_rnnt.data.input.manifest_items import manifest_items, text_lines
+from pruned_rnnt.data.prepare.alignment_origin import (
+    MOST_OUTSIDE,
+    CutEntry,
+    trimmed,
+    with_times_in_utterances,
+)
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.table_source import COLUMNS, part_names, split_of_path
 
 _NEMO_PATH = "audio_filepath"
-# Seconds by which a supervision may begin before its recording or end after it, as a segment may.
-_MOST_OUTSIDE = 0.05
 # A part of a cut that leaves out at most so many seconds is the whole cut.
 _MOST_LEFT_OUT = 0.01
-_NO_WORD_TIMES = "lost their word times, which lie outside the utterance"
-_UNCLEAR_WORD_TIMES = (
-    "lost their word times, which may be relative to the recording or to the cut: both lie inside"
-)
 
 
 @dataclass(frozen=True)
@@ -269,8 +268,11 @@ class ManifestSource:
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         if self.supervisions is None:
-            for line, item in manifest_items(self.path, self.allow_commands):
-                yield from _entries_of_cut(item, f"{self.path}:{line}", self.path.parent)
+            yield from with_times_in_utterances(
+                each
+                for line, item in manifest_items(self.path, self.allow_commands)
+                for each in _entries_of_cut(item, f"{self.path}:{line}", self.path.parent)
+            )
             return
         listed = manifest_items(self.supervisions)
         yield from paired_entries(
@@ -283,29 +285,34 @@ class ManifestSource:
 def paired_entries(
     recordings: Iterable[Any], supervisions: Iterable[tuple[str, Any]], folder: Path
 ) -> Iterator[CorpusEntry]:
-    """Yields an entry for each (origin, supervision) pair, with its part of the recording.
+    """An entry for each (origin, supervision) pair, with its part of the recording.
 
     folder: base of relative paths that do not exist in the working directory.
     """
+    return with_times_in_utterances(_paired_entries(recordings, supervisions, folder))
+
+
+def _paired_entries(
+    recordings: Iterable[Any], supervisions: Iterable[tuple[str, Any]], folder: Path
+) -> Iterator[CutEntry]:
     by_id = {recording.id: recording for recording in recordings}
     for origin, supervision in supervisions:
         recording = by_id.get(supervision.recording_id)
         if recording is None:
-            yield CorpusEntry(id=supervision.id, origin=origin, problem="recording is not listed")
+            problem = "recording is not listed"
+            yield CutEntry(CorpusEntry(id=supervision.id, origin=origin, problem=problem))
         elif problem := _supervision_problem(supervision, recording, "recording"):
-            yield CorpusEntry(
-                id=supervision.id,
-                origin=origin,
-                problem=problem,
-                details=_times(supervision, recording),
+            details = _times(supervision, recording)
+            yield CutEntry(
+                CorpusEntry(id=supervision.id, origin=origin, problem=problem, details=details)
             )
         else:
             whole = fastcopy(recording.to_cut(), id=supervision.id)
-            cut = _cut_of_supervision(whole, _trimmed(supervision, recording.duration))
-            yield _entry_of_cut(with_absolute_paths(cut, folder), origin)
+            cut = _cut_of_supervision(whole, trimmed(supervision, recording.duration))
+            yield CutEntry(_entry_of_cut(with_absolute_paths(cut, folder), origin), cut.start)
 
 
-def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[CorpusEntry]:
+def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[CutEntry]:
     if not hasattr(cut, "supervisions"):
         raise ValueError(
             f"{origin} is a {type(cut).__name__}: needs cuts, or recordings with --supervisions"
@@ -313,28 +320,29 @@ def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[CorpusEntry
     cut = with_absolute_paths(cut, folder)
     if not isinstance(cut, MonoCut | MultiCut):
         problem = "cut is not a part of one recording"
-        yield CorpusEntry(id=cut.id, origin=origin, problem=problem, details=type(cut).__name__)
+        details = type(cut).__name__
+        yield CutEntry(CorpusEntry(id=cut.id, origin=origin, problem=problem, details=details))
         return
     if not cut.supervisions or not cut.has_recording:
-        yield _entry_of_cut(cut, origin)
+        yield CutEntry(_entry_of_cut(cut, origin), cut.start)
         return
     several = len(cut.supervisions) > 1
     for index, supervision in enumerate(cut.supervisions):
         name = f"{cut.id}-{index}" if several else cut.id
         if problem := _supervision_problem(supervision, cut, "cut"):
             details = _times(supervision, cut)
-            yield CorpusEntry(id=name, origin=origin, problem=problem, details=details)
+            yield CutEntry(CorpusEntry(id=name, origin=origin, problem=problem, details=details))
             continue
         # trim() rounds the duration.
         if supervision.start < 0 or supervision.end > cut.duration:
-            supervision = _trimmed(supervision, cut.duration)
+            supervision = trimmed(supervision, cut.duration)
         if several:
             # Each one is an utterance, in its own channel.
             alone = fastcopy(cut, supervisions=[supervision])
             (part,) = alone.trim_to_supervisions(keep_overlapping=False)
         else:
             part = _cut_of_supervision(cut, supervision)
-        yield _entry_of_cut(fastcopy(part, id=name), origin, cut.start)
+        yield CutEntry(_entry_of_cut(fastcopy(part, id=name), origin), cut.start)
 
 
 def with_absolute_paths(cut: Any, folder: Path) -> Any:
@@ -354,16 +362,9 @@ def _sources(track: Any) -> list[Any]:
     return recording.sources if recording is not None else []
 
 
-def _entry_of_cut(cut: Any, origin: str, whole_start: float = 0.0) -> CorpusEntry:
-    """The entry for a lhotse cut of one utterance.
-
-    whole_start: start in the recording of the cut in the manifest, of which this one is a part.
-    """
+def _entry_of_cut(cut: Any, origin: str) -> CorpusEntry:
+    """The entry for a lhotse cut of one utterance."""
     supervision = cut.supervisions[0] if cut.supervisions else None
-    note = ""
-    if supervision and supervision.alignment:
-        alignment, note = _alignment_in(cut, supervision.alignment, whole_start)
-        cut = fastcopy(cut, supervisions=[fastcopy(supervision, alignment=alignment or None)])
     return CorpusEntry(
         id=cut.id,
         origin=origin,
@@ -371,55 +372,7 @@ def _entry_of_cut(cut: Any, origin: str, whole_start: float = 0.0) -> CorpusEntr
         speaker=(supervision.speaker or "") if supervision else "",
         language=(supervision.language or "") if supervision else "",
         cut=cut,
-        note=note,
     )
-
-
-def _alignment_in(
-    cut: Any, alignment: Mapping[str, Sequence[AlignmentItem]], whole_start: float
-) -> tuple[dict[str, list[AlignmentItem]], str]:
-    """The alignments with times relative to the cut, and a note if those of words are dropped.
-
-    lhotse defines times relative to the recording, and cutting leaves them so. Other programs,
-    `align` among them, write times relative to the cut. The times are those with which all items
-    lie inside the cut; if that is true of neither, or of both, they are dropped.
-    """
-    kept, note = {}, ""
-    for kind, items in alignment.items():
-        found = [
-            moved
-            for start in dict.fromkeys((0.0, whole_start))
-            if (moved := _moved(items, start - cut.start, cut.duration)) is not None
-        ]
-        if found and (len(found) == 1 or whole_start < _MOST_LEFT_OUT or not items):
-            kept[kind] = found[0]
-        elif kind == "word":
-            note = _NO_WORD_TIMES if not found else _UNCLEAR_WORD_TIMES
-    return kept, note
-
-
-def _moved(
-    items: Sequence[AlignmentItem], seconds: float, duration: float
-) -> list[AlignmentItem] | None:
-    """The items so many seconds later, within 0 and the duration; None if one lies outside."""
-    moved = []
-    for item in items:
-        try:
-            start = item.start + seconds
-            end = start + (item.duration or 0.0)
-        except TypeError:  # not numbers
-            return None
-        if not -_MOST_OUTSIDE <= start <= end <= duration + _MOST_OUTSIDE:
-            return None
-        start, end = min(max(start, 0.0), duration), min(max(end, 0.0), duration)
-        moved.append(item._replace(start=round(start, 8), duration=round(end - start, 8)))
-    return moved
-
-
-def _trimmed(supervision: Any, duration: float) -> Any:
-    """The part of a supervision within 0 and the duration; alignments may have another origin."""
-    inside = fastcopy(supervision, alignment=None).trim(duration)
-    return fastcopy(inside, alignment=supervision.alignment)
 
 
 def _supervision_problem(supervision: Any, whole: Any, kind: str) -> str:
@@ -427,8 +380,8 @@ def _supervision_problem(supervision: Any, whole: Any, kind: str) -> str:
 
     kind: the word for `whole`.
     """
-    inside = _trimmed(supervision, whole.duration)
-    if inside.duration < supervision.duration - _MOST_OUTSIDE:
+    inside = trimmed(supervision, whole.duration)
+    if inside.duration < supervision.duration - MOST_OUTSIDE:
         return f"supervision lies outside its {kind}"
     if inside.duration * whole.sampling_rate < 1:
         return f"supervision has no samples of its {kind}"
