@@ -148,10 +148,8 @@ class ModelCard:
         )
         if files := sorted({file for each in self.results for file in _files(each)}):
             lines.append(
-                "\nSearches that name a language model, texts or hotwords need them, and this "
-                f"folder does not have them: {', '.join(f'`{file}`' for file in files)}. Of "
-                "searches with the same files and other factors of their scores, the newest is "
-                "shown."
+                "\nSome searches use a language model, texts or hotwords that are not in this "
+                f"folder: {', '.join(f'`{file}`' for file in files)}."
             )
         return "\n".join(lines)
 
@@ -211,7 +209,7 @@ def _files(result: Measurement) -> list[str]:
         return []
     named = result.configuration.get("decode", {}).get("fusion", {})
     digests = {key.rpartition(".")[2]: digest for key, digest in result.inputs.files.items()}
-    return [f"{key}={Path(named.get(key, '')).name or digests[key]}" for key in digests]
+    return [f"{key}={Path(named.get(key) or '').name or digests[key]}" for key in digests]
 
 
 def _searches(results: Sequence[Measurement]) -> list[str]:

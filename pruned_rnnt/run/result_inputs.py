@@ -59,18 +59,9 @@ class ResultInputs:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
-    def without_trials(self) -> str:
-        """A text that is equal for results of one search with the same files: it lacks
-        `computation`, the number of hypotheses in the n-best file, and the values of decode.fusion
-        (but not which scores are added).
-        """
-        settings = {
-            key: None if key.startswith("fusion.") else value
-            for key, value in self.settings.items()
-            if key != "num_best"
-        }
-        plain = replace(self, label="", settings=settings, computation={})
-        return f"{plain.stem(64)} of {self.data}"
+    def without_computation(self) -> str:
+        """A text that is equal for results that differ in `computation` alone."""
+        return f"{replace(self, computation={}).stem(64)} of {self.data}"
 
     @property
     def set_name(self) -> str:

@@ -102,18 +102,17 @@ def read_measurement(path: Path) -> Measurement:
 def read_measurements(folder: Path, model: str) -> list[Measurement]:
     """The measurements of the model with this fingerprint in a run's folder of results.
 
-    Of those that differ in device, kernels, calibration, version, the size of the n-best list, or
-    the values of decode.fusion alone (trials of tuning, for example), the newest one.
+    Of those that differ in device, kernels, calibration or version alone, the newest one.
 
     Raises:
         ValueError: a file is damaged; the message names it.
     """
-    newest: dict[str, tuple[str, Measurement]] = {}
+    newest: dict[str, Measurement] = {}
     for path in sorted(folder.glob(f"{_PREFIX}*.json"), key=lambda path: path.stat().st_mtime):
         found = read_measurement(path)
-        key = path.name if found.inputs is None else found.inputs.without_trials
-        newest[key] = path.name, found
-    ordered = sorted(newest.values(), key=lambda named: named[0])
+        key = path.name if found.inputs is None else found.inputs.without_computation
+        newest[key] = found
+    ordered = sorted(newest.items())
     return [measurement for _, measurement in ordered if measurement.model == model]
 
 

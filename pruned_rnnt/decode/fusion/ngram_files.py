@@ -33,7 +33,8 @@ BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 # kenlm's log-probability of unknown words, to the base 10, for models that have none.
 _UNKNOWN_SCORE = -100.0
 _LN_10 = math.log(10.0)
-# Models of symbols have about a word's beginning in each 2 to 10 symbols; texts have next to none.
+# In models of symbols, one symbol in 2 to 10 begins a word; in models of words, next to none has
+# the mark.
 _MOST_MARKED = 0.05
 # How files that only kenlm can read begin.
 _KENLM_BINARY = b"mmap lm http://kheafield.com/code"
@@ -232,7 +233,7 @@ def read_orders(path: Path) -> list[NgramList]:
             logs.append(array("d"))
             words.append([])
         if order == 1 and names[0].startswith(WORD_START):
-            marked += 10.0**log_prob
+            marked += 10.0 ** min(log_prob, 0.0)
         names = [normal_form(name) for name in names]
         if order > 1 and not single.issuperset(names):
             name = next(name for name in names if name not in single)
@@ -244,8 +245,8 @@ def read_orders(path: Path) -> list[NgramList]:
         words[order - 1].extend(names)
     if marked > _MOST_MARKED:
         raise ValueError(
-            f"decode.fusion.word_ngram: {path} is a model of symbols ({marked:.0%} of those of a "
-            "text begin with U+2581), not of words: name it in decode.fusion.ngram"
+            f"decode.fusion.word_ngram: {path} is a model of symbols (U+2581 begins {marked:.0%} "
+            "of those in a text), not of words: set decode.fusion.ngram to it"
         )
     orders = []
     for order, (pairs, names) in enumerate(zip(logs, words, strict=True), 1):
