@@ -188,7 +188,7 @@ def _take_settings(options: argparse.Namespace) -> list[str]:
     """Remove the `decode.key=value` settings from `options.audio` and return them.
 
     Raises:
-        UsageError: there is a setting of another section, or one without a value.
+        UsageError: there is a setting of another section, of n-best lists, or without a value.
     """
     given, _ = split_arguments(options.audio)
     settings = [each for each in given if each.startswith("decode.")]
@@ -198,5 +198,7 @@ def _take_settings(options: argparse.Namespace) -> list[str]:
                 f"{each}: `transcribe` takes settings of the search only, decode.key=value; leave "
                 "it out"
             )
+    if any(each.startswith("decode.num_best=") for each in settings):
+        raise UsageError("decode.num_best is for n-best lists, which `decode` writes; leave it out")
     options.audio = [each for each in options.audio if each not in settings]
     return settings

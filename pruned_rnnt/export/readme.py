@@ -76,7 +76,8 @@ With the programs of a sherpa-onnx build:
 """
 
 _LOAD = """\
-`pruned_rnnt.load("{load_name}").transcribe("a.wav")` runs it with onnxruntime, also on long audio.
+`pruned_rnnt.load("{load_name}").transcribe("a.wav")` runs it with onnxruntime, also on long audio,
+which it cuts at pauses; `recognise.py` decodes a file as a whole, unless the model streams.
 
 """
 

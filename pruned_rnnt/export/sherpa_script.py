@@ -29,6 +29,8 @@ import soundfile
 
 # Speech recordings have rates in this range; resampling from other rates would need much memory.
 LOWEST_RATE, HIGHEST_RATE = 1000, 768_000
+# If the training is unknown, and in any case no audio of this length is called long.
+_USUAL_SECONDS = 30.0
 # Samples to read at a time.
 _BLOCK = 2**20
 # The length of an mp3 file, in its first frame: flags, and the number of frames.
@@ -85,6 +87,7 @@ def main() -> int:
             print(f"cannot read {path}: {error or type(error).__name__}", file=sys.stderr)
             code = 1
             continue
+        _warn_if_long(path, len(samples) / rate, settings)
         started = time.perf_counter()
         result = None
         # The model may emit words for digital silence.
@@ -228,6 +231,18 @@ def _silence_stderr() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+def _warn_if_long(path: str, seconds: float, settings: dict[str, Any]) -> None:
+    """Of audio that is decoded as a whole and far longer than the utterances of the training."""
+    usual = settings.get("p99_duration") or _USUAL_SECONDS
+    if not settings["streaming"] and seconds > max(_USUAL_SECONDS, 1.25 * usual):
+        print(
+            f"warning: {path} has {seconds:.0f} s and is decoded as a whole, by a model of "
+            f"utterances of at most {usual:.0f} s: words may be missing, and the memory grows with "
+            "the square of the length. pruned_rnnt.load(FOLDER).transcribe(FILE) cuts it at pauses",
+            file=sys.stderr,
+        )
 
 
 def _recognise(recogniser: Any, samples: Any, rate: int, settings: dict[str, Any]) -> Any:

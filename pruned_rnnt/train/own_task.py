@@ -100,8 +100,17 @@ class OwnTask(TaskDefaults):
         for name in ("utterances", "frames", "symbols"):
             if not isinstance(value := getattr(found, name), Integral):
                 raise TypeError(f"size returned {name}={value!r}, needs a whole number")
-        if found.utterances < 1 or found.frames < 1:
-            raise ValueError(f"size returned {found}, needs at least one utterance and one frame")
+        try:
+            seconds = float(found.audio_seconds)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"size returned audio_seconds={found.audio_seconds!r}, needs a number"
+            ) from error
+        if found.utterances < 1 or found.frames < 1 or found.symbols < 0 or seconds < 0:
+            raise ValueError(
+                f"size returned {found}, needs at least one utterance and one frame, and nothing "
+                "below 0"
+            )
         batch.size = found
         return found
 
@@ -278,6 +287,12 @@ class OwnBatches:
 
     def __init__(self, batches: Iterable[Any], seed: int, *, allow_changes: bool) -> None:
         self._batches = batches
+        if isinstance(batches, DataLoader) and batches.persistent_workers:
+            logger.warning(
+                "batches has persistent_workers=True, so that its workers never see set_epoch of "
+                "the dataset, and go on with their random numbers from epoch to epoch: a continued "
+                "run may get other batches. Leave it out if the dataset has set_epoch or draws"
+            )
         self.seed = seed
         self._allow_changes = allow_changes
         self._epoch = 0

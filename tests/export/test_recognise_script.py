@@ -54,6 +54,26 @@ def recognise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return script
 
 
+@pytest.mark.parametrize(("usual", "has"), [(4.0, True), (40.0, False), (None, True)])
+def test_audio_beyond_the_lengths_of_training_has_a_warning(
+    recognise: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    usual: float | None,
+    has: bool,
+) -> None:
+    settings = json.loads((tmp_path / "settings.json").read_text()) | {"p99_duration": usual}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    soundfile.write(tmp_path / "a.wav", sound(45.0), 16000)
+    soundfile.write(tmp_path / "b.wav", sound(9.0), 16000)
+    paths = [str(tmp_path / name) for name in ("a.wav", "b.wav")]
+    monkeypatch.setattr(sys, "argv", ["recognise.py", "--folder", str(tmp_path), *paths])
+    assert recognise.main() == 0
+    expected = [f"warning: {paths[0]} has 45 s and is decoded as a whole, by a model of"] * has
+    assert [line[: len(expected[0])] for line in capfd.readouterr().err.splitlines()] == expected
+
+
 def test_other_files_are_transcribed_if_one_cannot_be_read(
     recognise: ModuleType,
     tmp_path: Path,

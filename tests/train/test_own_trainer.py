@@ -492,6 +492,15 @@ def test_batches_that_do_not_begin_anew_are_named(tmp_path: Path) -> None:
         trainer(tmp_path, batches=OneEpoch()).run()
 
 
+def test_persistent_workers_have_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = TensorDataset(torch.ones(4, 3), torch.ones(4, 1))
+    for persistent in (False, True):
+        trainer(tmp_path, batches=DataLoader(data, num_workers=1, persistent_workers=persistent))
+        assert ("persistent_workers=True" in caplog.text) == persistent
+
+
 def test_seeds_may_be_times_in_nanoseconds(tmp_path: Path) -> None:
     assert trainer(tmp_path, 1, settings={"seed": 1_795_000_000_123_456_789}).run() == "finished"
 
@@ -771,6 +780,11 @@ def sized(frames: Any) -> Callable[[Any], BatchSize]:
         ({"loss": lambda *all: {"total": loss(*all), 0: loss(*all)}}, "the key 0, needs texts"),
         ({"size": len}, "size returned an object of type int, needs a BatchSize"),
         ({"size": lambda batch: BatchSize(utterances=3, frames=0)}, "at least one utterance and"),
+        ({"size": lambda _: BatchSize(utterances=3, frames=3, symbols=-4)}, "nothing below 0"),
+        (
+            {"size": lambda _: BatchSize(utterances=3, frames=3, audio_seconds="x")},
+            "size returned audio_seconds='x', needs a number",
+        ),
         ({"size": sized(float("nan"))}, "size returned frames=nan, needs a whole number"),
         ({"size": sized("10")}, "size returned frames='10', needs a whole number"),
         ({"size": sized(10.5)}, "size returned frames=10.5, needs a whole number"),

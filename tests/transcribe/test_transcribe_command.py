@@ -217,6 +217,7 @@ def test_memory_does_not_grow_with_the_file(
         (["-", "--window", "3"], "--window, --shortest, --pause, --padding and --detector need"),
         (["-", "--detector", "silero"], "need audio files: live audio ends lines by"),
         (["a.wav", "train.device=cpu"], "train.device=cpu: `transcribe` takes settings of the sea"),
+        (["a.wav", "decode.num_best=4"], "is for n-best lists, which `decode` writes"),
         (["a.wav", "decode.method", "greedy"], "write decode.method=VALUE, without spaces"),
         (["a.wav", "--output", __file__], "is a file, not a folder"),
         (["a.wav", "--output", f"{__file__}/x"], "is a file, not a folder"),
