@@ -341,9 +341,8 @@ def _files(cut: Any) -> str:
 def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
     """Words with times from the `word` alignments of a cut; empty if there are none.
 
-    Times are relative to the cut, as `prepare` and `align` write them. If words then begin after
-    its end, they are relative to the recording, as in cuts that lhotse makes of a long one. Empty
-    if they fit neither.
+    Times are relative to the cut, as `prepare` and `align` write them; or to the recording, as in
+    cuts that lhotse makes of a long one, if all words then begin in the cut, and otherwise not.
     """
     words = tuple(
         AlignedWord(
@@ -355,8 +354,9 @@ def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
         for supervision in sorted(cut.supervisions, key=lambda s: s.start)
         for item in (supervision.alignment or {}).get("word", ())
     )
-    latest = cut.duration + _MOST_OUTSIDE
-    if all(word.start <= latest for word in words):
+    inside = tuple(word for word in words if word.start <= cut.duration + _MOST_OUTSIDE)
+    if len(inside) == len(words):
         return words
-    words = tuple(replace(word, start=round(word.start - cut.start, 6)) for word in words)
-    return words if all(-_MOST_OUTSIDE <= word.start <= latest for word in words) else ()
+    moved = tuple(replace(word, start=round(word.start - cut.start, 6)) for word in words)
+    fits = all(-_MOST_OUTSIDE <= x.start <= cut.duration + _MOST_OUTSIDE for x in moved)
+    return moved if fits else inside

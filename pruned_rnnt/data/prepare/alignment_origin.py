@@ -1,12 +1,12 @@
 """What the times of alignments in a lhotse manifest are relative to.
 
     recording   |------[ cut   |== utterance ==|  ]------|
-    origins     0      1
+    origins     0      1       2
 
-lhotse defines 0, and cutting leaves the times so. Other programs, `align` among them, write times
-relative to the cut, or beside recordings, to the supervision. A manifest has one origin for each
-kind of alignment: that with which more of its first utterances have all their items inside. With
-as many for both, times that fit an utterance both ways are dropped.
+lhotse defines 0, and cutting leaves the times so. Other programs write times relative to the cut
+(`align` among them) or to the supervision, which is the utterance. An origin fits an utterance if
+all items then lie inside it. Where several fit that differ, the utterances that tell them apart
+decide for those that do not; without such, the times are dropped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from lhotse.supervision import AlignmentItem
@@ -24,111 +24,131 @@ from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 
 # Items may lie so many seconds outside of their utterance.
 MOST_OUTSIDE = 0.05
-_MOST_VOTERS = 1000
-Origin = Literal["recording", "part"]
-_ORIGINS: tuple[Origin, ...] = ("recording", "part")
+# Utterances with alignments that decide for the others, and entries that are held for them.
+_MOST_VOTERS, _MOST_HELD = 1000, 20_000
+# An origin counts if it fits this share of the utterances that tell origins apart.
+_LEAST_VOTES = 0.9
+# Fewer items inside are not those of the utterance.
+_LEAST_INSIDE = 0.5
+Origin = Literal["recording", "cut", "supervision"]
+_ORIGINS: tuple[Origin, ...] = ("recording", "cut", "supervision")
+Items = Sequence[AlignmentItem]
 
 
 class CutEntry(NamedTuple):
     """The entry of an utterance, whose cut has the alignments of the manifest.
 
-    part_start: where the part of the recording starts that the manifest describes: the cut, or
-        beside recordings, the supervision.
+    whole_start: where the cut of the manifest, of which this one is a part, starts in its
+        recording.
     """
 
     entry: CorpusEntry
-    part_start: float = 0.0
+    whole_start: float = 0.0
 
     @property
-    def alignments(self) -> Mapping[str, Sequence[AlignmentItem]]:
+    def alignments(self) -> Mapping[str, Items]:
         supervisions = self.entry.cut.supervisions if self.entry.cut is not None else ()
         return (supervisions[0].alignment or {}) if supervisions else {}
 
-    def shift(self, origin: Origin) -> float:
-        """What makes times relative to the utterance, in seconds."""
+    def shifts(self) -> dict[Origin, float]:
+        """What makes times with each origin relative to the utterance, in seconds."""
         start: float = self.entry.cut.start
-        return (0.0 if origin == "recording" else self.part_start) - start
+        return {"recording": -start, "cut": self.whole_start - start, "supervision": 0.0}
+
+    def fitting(self, items: Items) -> list[Origin]:
+        """The origins with which all items lie in the utterance."""
+        duration = self.entry.cut.duration
+        return [
+            origin
+            for origin, shift in self.shifts().items()
+            if all(_is_inside(item, shift, duration) for item in items)
+        ]
 
 
 def with_times_in_utterances(entries: Iterable[CutEntry]) -> Iterator[CorpusEntry]:
     """The entries, with the times of all alignments relative to their utterances.
 
-    Items are clamped to the utterance. Entries that lose an alignment have a note.
+    Items are clamped to the utterance. Entries that lose times have a note.
     """
     waiting = iter(entries)
-    first = list(islice(waiting, _MOST_VOTERS))
-    origins = _origins(first)
-    for each in chain(first, waiting):
+    held, voters = [], 0
+    for each in waiting:
+        held.append(each)
+        voters += bool(each.alignments)
+        if voters == _MOST_VOTERS or len(held) == _MOST_HELD:
+            break
+    origins = _usual_origins(held)
+    for each in chain(held, waiting):
         yield _with_times(each, origins) if each.alignments else each.entry
 
 
-def _origins(entries: Sequence[CutEntry]) -> dict[str, list[Origin]]:
-    """By kind of alignment, the origins that fit the most utterances."""
+def _usual_origins(entries: Sequence[CutEntry]) -> dict[str, list[Origin]]:
+    """By kind of alignment, the origins of the utterances that tell origins apart."""
     votes: dict[str, Counter[Origin]] = {}
+    voters: Counter[str] = Counter()
     for each in entries:
-        duration = each.entry.cut.duration if each.alignments else 0.0
         for kind, items in each.alignments.items():
-            for origin in _ORIGINS:
-                fits = _moved(items, each.shift(origin), duration) is not None
-                votes.setdefault(kind, Counter())[origin] += fits
+            fitting = each.fitting(items)
+            if 0 < len(fitting) < len(_ORIGINS):
+                votes.setdefault(kind, Counter()).update(fitting)
+                voters[kind] += 1
     return {
-        kind: [origin for origin in _ORIGINS if found[origin] == max(found.values())]
+        kind: [each for each in _ORIGINS if found[each] >= _LEAST_VOTES * voters[kind]]
         for kind, found in votes.items()
     }
 
 
 def _with_times(given: CutEntry, origins: Mapping[str, Sequence[Origin]]) -> CorpusEntry:
-    entry = given.entry
+    entry, shifts = given.entry, given.shifts()
     supervision, duration = entry.cut.supervisions[0], entry.cut.duration
-    kept, note = {}, ""
-    # Then nothing can be wrong but single items.
-    is_clear = not _differ(list(map(given.shift, _ORIGINS)))
+    kept, notes = {}, []
     for kind, items in given.alignments.items():
-        shifts = list(map(given.shift, origins.get(kind, _ORIGINS)))
-        fitting = {
-            shift: moved
-            for shift in (shifts[:1] if is_clear else shifts)
-            if (moved := _moved(items, shift, duration, without_outer=is_clear)) is not None
-        }
-        if items and not fitting:
-            note = note or f"lost their {kind} times, which lie outside the utterance"
-        elif items and _differ(list(fitting)):
-            note = note or (
-                f"lost their {kind} times, which fit into the utterance both as times in the "
-                "recording and as times in its part"
-            )
-        else:
-            kept[kind] = next(iter(fitting.values()), [])
+        usual, fitting = origins.get(kind, _ORIGINS), given.fitting(items)
+        chosen = [each for each in fitting if each in usual] or fitting or usual
+        # Few programs write times relative to a supervision within a cut.
+        without_last = [each for each in chosen if each != "supervision"]
+        found = [shifts[each] for each in (without_last if "cut" in chosen else chosen)]
+        if not found or max(found) - min(found) > MOST_OUTSIDE:
+            reason = "which lie outside the utterance"
+            if fitting:
+                reason = "which may be relative to the recording or to the cut: both fit"
+            notes.append(f"lost their {kind} times, {reason}")
+            continue
+        inside = [
+            _moved(item, found[0], duration)
+            for item in items
+            if _is_inside(item, found[0], duration, partly=True)
+        ]
+        if len(inside) < _LEAST_INSIDE * len(items):
+            notes.append(f"lost their {kind} times, which lie outside the utterance")
+            continue
+        if len(inside) < len(items):
+            notes.append(f"lost some of their {kind} times, which lie outside the utterance")
+        kept[kind] = inside
     changed = fastcopy(supervision, alignment=kept or None)
-    return replace(entry, cut=fastcopy(entry.cut, supervisions=[changed]), note=note)
+    cut = fastcopy(entry.cut, supervisions=[changed])
+    return replace(entry, cut=cut, note=notes[0] if notes else "")
 
 
-def _differ(shifts: Sequence[float]) -> bool:
-    return max(shifts) - min(shifts) > MOST_OUTSIDE
+def _is_inside(item: AlignmentItem, shift: float, duration: float, *, partly: bool = False) -> bool:
+    """Whether the item, so many seconds later, lies between 0 and the duration; false if its times
+    are no numbers."""
+    try:
+        start = item.start + shift
+        end = start + (item.duration or 0.0)
+    except TypeError:
+        return False
+    if partly:
+        return bool(start <= end and start < duration and end > 0)
+    return bool(-MOST_OUTSIDE <= start <= end <= duration + MOST_OUTSIDE)
 
 
-def _moved(
-    items: Sequence[AlignmentItem], seconds: float, duration: float, *, without_outer: bool = False
-) -> list[AlignmentItem] | None:
-    """The items so many seconds later, clamped to 0 and the duration.
-
-    None if one lies outside, or with `without_outer`, if all do; else those are left out.
-    """
-    moved = []
-    for item in items:
-        try:
-            start = item.start + seconds
-            end = start + (item.duration or 0.0)
-        except TypeError:  # not numbers
-            return None
-        if without_outer:
-            if start > duration or end < 0 or end < start:
-                continue
-        elif not -MOST_OUTSIDE <= start <= end <= duration + MOST_OUTSIDE:
-            return None
-        start, end = min(max(start, 0.0), duration), min(max(end, 0.0), duration)
-        moved.append(item._replace(start=round(start, 8), duration=round(end - start, 8)))
-    return moved if moved or not items else None
+def _moved(item: AlignmentItem, shift: float, duration: float) -> AlignmentItem:
+    """The item so many seconds later, clamped to 0 and the duration."""
+    start = item.start + shift
+    end = start + (item.duration or 0.0)
+    start, end = min(max(start, 0.0), duration), min(max(end, 0.0), duration)
+    return item._replace(start=round(start, 8), duration=round(end - start, 8))
 
 
 def trimmed(supervision: Any, duration: float) -> Any:

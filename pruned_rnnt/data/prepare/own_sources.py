@@ -103,10 +103,10 @@ def open_source(
             item and all(isinstance(value, dict) for value in item.values())
         ):
             raise ValueError(
-                f"{path}:1 is not the JSON object of one utterance: each line needs one, as in "
-                f"manifests of NeMo and of lhotse, got {first.strip()[:100]!r}. If the whole file "
-                "is one object or list, as SpeechBrain's JSON is, convert it: to SpeechBrain's "
-                "csv, or to lines with audio_filepath, text and duration"
+                f"{path}:1 is not the JSON object of one utterance or recording: each line needs "
+                f"one, as in manifests of NeMo and of lhotse, got {first.strip()[:100]!r}. If the "
+                "whole file is one object or list, as SpeechBrain's JSON is, convert it: to "
+                "SpeechBrain's csv, or to lines with audio_filepath, text and duration"
             )
         if supervisions is None and has_audio_path(item):
             return "JSON lines", JsonSource(path)

@@ -309,7 +309,7 @@ def _paired_entries(
         else:
             whole = fastcopy(recording.to_cut(), id=supervision.id)
             cut = _cut_of_supervision(whole, trimmed(supervision, recording.duration))
-            yield CutEntry(_entry_of_cut(with_absolute_paths(cut, folder), origin), cut.start)
+            yield CutEntry(_entry_of_cut(with_absolute_paths(cut, folder), origin))
 
 
 def _entries_of_cut(cut: Any, origin: str, folder: Path) -> Iterator[CutEntry]:
