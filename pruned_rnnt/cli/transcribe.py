@@ -198,7 +198,9 @@ def _take_settings(options: argparse.Namespace) -> list[str]:
                 f"{each}: `transcribe` takes settings of the search only, decode.key=value; leave "
                 "it out"
             )
-    if any(each.startswith("decode.num_best=") for each in settings):
-        raise UsageError("decode.num_best is for n-best lists, which `decode` writes; leave it out")
+    for each in settings:
+        key, _, value = each.partition("=")
+        if key == "decode.num_best" and value != "1":
+            raise UsageError(f"{each} is for n-best lists, which `decode` writes; leave it out")
     options.audio = [each for each in options.audio if each not in settings]
     return settings

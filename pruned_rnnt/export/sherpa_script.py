@@ -29,7 +29,7 @@ import soundfile
 
 # Speech recordings have rates in this range; resampling from other rates would need much memory.
 LOWEST_RATE, HIGHEST_RATE = 1000, 768_000
-# If the training is unknown, and in any case no audio of this length is called long.
+# No audio up to this length is called long; also the limit if the training is unknown.
 _USUAL_SECONDS = 30.0
 # Samples to read at a time.
 _BLOCK = 2**20
@@ -234,13 +234,14 @@ def _silence_stderr() -> Iterator[None]:
 
 
 def _warn_if_long(path: str, seconds: float, settings: dict[str, Any]) -> None:
-    """Of audio that is decoded as a whole and far longer than the utterances of the training."""
-    usual = settings.get("p99_duration") or _USUAL_SECONDS
-    if not settings["streaming"] and seconds > max(_USUAL_SECONDS, 1.25 * usual):
+    """Warn of audio that is decoded as a whole and far longer than utterances of the training."""
+    usual = settings.get("p99_duration")
+    if not settings["streaming"] and seconds > max(_USUAL_SECONDS, 1.25 * (usual or 0.0)):
+        known = f" (99% of the training's utterances have at most {usual:.0f} s)" if usual else ""
         print(
-            f"warning: {path} has {seconds:.0f} s and is decoded as a whole, by a model of "
-            f"utterances of at most {usual:.0f} s: words may be missing, and the memory grows with "
-            "the square of the length. pruned_rnnt.load(FOLDER).transcribe(FILE) cuts it at pauses",
+            f"warning: {path} has {seconds:.0f} s and is decoded as a whole{known}: words may be "
+            "missing, and memory may grow with the square of the length; "
+            "pruned_rnnt.load(FOLDER).transcribe(FILE) cuts it at pauses",
             file=sys.stderr,
         )
 

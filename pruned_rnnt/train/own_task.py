@@ -289,9 +289,10 @@ class OwnBatches:
         self._batches = batches
         if isinstance(batches, DataLoader) and batches.persistent_workers:
             logger.warning(
-                "batches has persistent_workers=True, so that its workers never see set_epoch of "
-                "the dataset, and go on with their random numbers from epoch to epoch: a continued "
-                "run may get other batches. Leave it out if the dataset has set_epoch or draws"
+                "batches has persistent_workers=True: its workers keep the dataset of the first "
+                "epoch, whatever set_epoch says later, and continue their random numbers, so that "
+                "a continued run may get other batches. Leave it out if the dataset has set_epoch "
+                "or draws random numbers"
             )
         self.seed = seed
         self._allow_changes = allow_changes

@@ -245,8 +245,8 @@ def read_orders(path: Path) -> list[NgramList]:
         words[order - 1].extend(names)
     if marked > _MOST_MARKED:
         raise ValueError(
-            f"decode.fusion.word_ngram: {path} is a model of symbols (U+2581 begins {marked:.0%} "
-            "of those in a text), not of words: set decode.fusion.ngram to it"
+            f"decode.fusion.word_ngram: {path} is a model of symbols ({marked:.0%} of them, by "
+            "probability, begin with U+2581), not of words: set decode.fusion.ngram to it"
         )
     orders = []
     for order, (pairs, names) in enumerate(zip(logs, words, strict=True), 1):
