@@ -24,7 +24,8 @@ from pruned_rnnt.train.engine.report import BatchSize
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
 from pruned_rnnt.train.optim.schedule import ScheduleConfig
-from pruned_rnnt.train.own_task import LossFunction, OwnBatches, OwnExperiment, OwnTask
+from pruned_rnnt.train.own_batches import OwnBatches
+from pruned_rnnt.train.own_task import LossFunction, OwnExperiment, OwnTask
 
 LogFunction = Callable[[str, int, Mapping[str, float]], None]
 

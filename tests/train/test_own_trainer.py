@@ -27,7 +27,7 @@ from pruned_rnnt.train import (
     TrainConfig,
     Trainer,
     load_checkpoint,
-    own_task,
+    own_batches,
 )
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
 from pruned_rnnt.train.engine.distributed import process_group
@@ -310,10 +310,10 @@ def test_digests_of_batches_are_bounded() -> None:
                 read.append(item)
                 yield item
 
-    assert own_task._digest_of(batch()) == own_task._digest_of(batch())
-    assert own_task._digest_of(batch()) != own_task._digest_of(batch(1.0))
-    own_task._digest_of([Recorded(batch()[0][0])] * 100)
-    assert 0 < len(read) <= own_task._MOST_VALUES
+    assert own_batches._digest_of(batch()) == own_batches._digest_of(batch())
+    assert own_batches._digest_of(batch()) != own_batches._digest_of(batch(1.0))
+    own_batches._digest_of([Recorded(batch()[0][0])] * 100)
+    assert 0 < len(read) <= own_batches._MOST_VALUES
 
 
 @pytest.mark.parametrize(
@@ -326,13 +326,13 @@ def test_digests_of_batches_are_bounded() -> None:
     ],
 )
 def test_digests_tell_batches_apart(change: Callable[[Tensor], Any]) -> None:
-    one, other = (own_task._digest_of(change(torch.tensor([1.0, end]))) for end in (2.0, 3.0))
-    assert one == own_task._digest_of(change(torch.tensor([1.0, 2.0]))) != other
+    one, other = (own_batches._digest_of(change(torch.tensor([1.0, end]))) for end in (2.0, 3.0))
+    assert one == own_batches._digest_of(change(torch.tensor([1.0, 2.0]))) != other
 
 
 @pytest.mark.parametrize("name", ["digest", "bounded_digest"])
 def test_digests_of_earlier_versions_are_not_compared(name: str) -> None:
-    batches = own_task.OwnBatches([[1], [2]], 0, allow_changes=False)
+    batches = own_batches.OwnBatches([[1], [2]], 0, allow_changes=False)
     batches.load_state_dict({"epoch": 0, "batches": 1, name: "of more values"})
     assert [batch.content for batch in batches] == [[2]]
 
@@ -340,8 +340,8 @@ def test_digests_of_earlier_versions_are_not_compared(name: str) -> None:
 def test_a_state_before_the_newest_batch_can_be_continued() -> None:
     """As after the death of a worker, when a step has only some of its batches."""
 
-    def batches() -> own_task.OwnBatches:
-        return own_task.OwnBatches([[1], [2], [3]], 0, allow_changes=False)
+    def batches() -> own_batches.OwnBatches:
+        return own_batches.OwnBatches([[1], [2], [3]], 0, allow_changes=False)
 
     first, second = batches(), batches()
     given = iter(first)
@@ -419,7 +419,7 @@ def test_an_epoch_of_an_earlier_version_keeps_its_order() -> None:
 
     def order(state: dict[str, Any], epoch: int) -> list[float]:
         sampler = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True)
-        loader = own_task.OwnBatches(DataLoader(data, sampler=sampler), 0, allow_changes=False)
+        loader = own_batches.OwnBatches(DataLoader(data, sampler=sampler), 0, allow_changes=False)
         loader.load_state_dict(loader.state_dict(0) | state)
         # A run that is stopped once more.
         loader.load_state_dict(loader.state_dict(state["batches"]))
@@ -430,7 +430,7 @@ def test_an_epoch_of_an_earlier_version_keeps_its_order() -> None:
     saved = {"epoch": 1, "batches": 2, "tells_loader": False}
     assert order(saved, 1) == first[2:]
     assert order(saved, 2) == order({"epoch": 2, "batches": 0}, 2) != first
-    batches = own_task.OwnBatches([], 0, allow_changes=False)
+    batches = own_batches.OwnBatches([], 0, allow_changes=False)
     for count, tells in ((2, False), (0, True)):
         batches.load_state_dict({"epoch": 1, "batches": count})
         assert batches.state_dict(count)["tells_loader"] == tells
@@ -441,7 +441,7 @@ def test_seeds_that_fit_stay_as_they_are(seed: int) -> None:
     stream = RandomStream(1_000_003 * seed)
     with stream.used():
         expected = random.random()
-    loader = own_task.OwnBatches(Drawn(), seed, allow_changes=False)
+    loader = own_batches.OwnBatches(Drawn(), seed, allow_changes=False)
     assert [batch.content for batch in loader] == [expected]
 
 
