@@ -16,6 +16,7 @@ from typing import Any
 from torch import distributed
 
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError, worker_deaths_deferred
+from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.task import Loader
@@ -146,14 +147,16 @@ def stopped_without_worker(step: int, reason: str) -> TrainingStopped:
 def is_of_exchange(error: RuntimeError) -> bool:
     """Whether gloo or NCCL could not exchange data: another process has probably ended.
 
-    False for mistakes in the calls, which gloo calls "enforce fail" and NCCL "invalid usage".
+    False for mistakes in the calls, which gloo calls "enforce fail" and NCCL "invalid usage", and
+    for NCCL's lack of memory.
     """
     text = str(error)
+    if is_out_of_memory(error) or "enforce fail" in text or "invalid usage" in text:
+        return False
     # gloo has no type of its own, but names its source file.
-    is_found = isinstance(error, distributed.DistError) or (
+    return isinstance(error, distributed.DistError) or (
         type(error) is RuntimeError and "gloo/transport/" in text
     )
-    return is_found and "enforce fail" not in text and "invalid usage" not in text
 
 
 def stopped_without_process(step: int, error: RuntimeError) -> TrainingStopped:

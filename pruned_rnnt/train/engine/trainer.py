@@ -19,7 +19,6 @@ from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.run.folder import RunFolder, require_writable
 from pruned_rnnt.system.device import start_device
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
-from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.whole_files import write_lines
 from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped, dump_bad_step
@@ -176,8 +175,7 @@ class Trainer:
                 reason = self.groups.reason(error)
                 raise stopped_without_worker(self.state.counters.step, reason) from error
             except RuntimeError as error:
-                is_alone = self.ranks.world_size == 1
-                if is_alone or is_out_of_memory(error) or not is_of_exchange(error):
+                if self.ranks.world_size == 1 or not is_of_exchange(error):
                     raise
                 raise stopped_without_process(self.state.counters.step, error) from error
 
