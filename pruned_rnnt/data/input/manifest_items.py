@@ -37,6 +37,9 @@ _COUNTS = ("sampling_rate", "num_frames", "num_features")
 _NAMES = ("speaker", "language")
 # Manifests of which `spread_lines` reads every line: some seconds.
 _MOST_MANIFESTS = 1000
+# Seconds by which a supervision may begin before its recording or end after it, and an alignment's
+# item before or after its utterance.
+MOST_OUTSIDE = 0.05
 
 
 def id_fault(name: Any) -> str:

@@ -36,6 +36,7 @@ from pruned_rnnt.data.input.joining import (
     silences_around,
     with_silence,
 )
+from pruned_rnnt.data.input.manifest_items import MOST_OUTSIDE
 from pruned_rnnt.data.input.prepared_folder import read_cuts
 from pruned_rnnt.data.input.sampler import LatticeBound
 from pruned_rnnt.data.input.shar_members import with_shar_audio
@@ -44,8 +45,6 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 
 # Number of noises drawn for an utterance; they are concatenated until it ends.
 _NOISES = 8
-# Words may begin so many seconds outside of their cut, as in `prepare`.
-_MOST_OUTSIDE = 0.05
 
 # Features (T, F) of an utterance in each view.
 Views = tuple[Tensor, ...]
@@ -354,9 +353,9 @@ def aligned_words(cut: Any) -> tuple[AlignedWord, ...]:
         for supervision in sorted(cut.supervisions, key=lambda s: s.start)
         for item in (supervision.alignment or {}).get("word", ())
     )
-    inside = tuple(word for word in words if word.start <= cut.duration + _MOST_OUTSIDE)
+    inside = tuple(word for word in words if word.start <= cut.duration + MOST_OUTSIDE)
     if len(inside) == len(words):
         return words
     moved = tuple(replace(word, start=round(word.start - cut.start, 6)) for word in words)
-    fits = all(-_MOST_OUTSIDE <= x.start <= cut.duration + _MOST_OUTSIDE for x in moved)
+    fits = all(-MOST_OUTSIDE <= x.start <= cut.duration + MOST_OUTSIDE for x in moved)
     return moved if fits else inside

@@ -11,6 +11,7 @@ decide for those that do not; without such, the times are dropped.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,16 +21,17 @@ from typing import Any, Literal, NamedTuple
 from lhotse.supervision import AlignmentItem
 from lhotse.utils import fastcopy
 
+from pruned_rnnt.data.input.manifest_items import MOST_OUTSIDE
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 
-# Items may lie so many seconds outside of their utterance.
-MOST_OUTSIDE = 0.05
 # Utterances with alignments that decide for the others, and entries that are held for them.
 _MOST_VOTERS, _MOST_HELD = 1000, 20_000
 # An origin counts if it fits this share of the utterances that tell origins apart.
 _LEAST_VOTES = 0.9
 # Fewer items inside are not those of the utterance.
 _LEAST_INSIDE = 0.5
+_OUTSIDE = "lie outside the utterance"
+_UNCLEAR = "may be relative to the recording or to the cut: both fit"
 Origin = Literal["recording", "cut", "supervision"]
 _ORIGINS: tuple[Origin, ...] = ("recording", "cut", "supervision")
 Items = Sequence[AlignmentItem]
@@ -57,11 +59,11 @@ class CutEntry(NamedTuple):
 
     def fitting(self, items: Items) -> list[Origin]:
         """The origins with which all items lie in the utterance."""
-        duration = self.entry.cut.duration
+        latest = self.entry.cut.duration + MOST_OUTSIDE
         return [
             origin
             for origin, shift in self.shifts().items()
-            if all(_is_inside(item, shift, duration) for item in items)
+            if all(-MOST_OUTSIDE <= x.start <= x.end <= latest for x in _spans(items, shift))
         ]
 
 
@@ -109,46 +111,44 @@ def _with_times(given: CutEntry, origins: Mapping[str, Sequence[Origin]]) -> Cor
         without_last = [each for each in chosen if each != "supervision"]
         found = [shifts[each] for each in (without_last if "cut" in chosen else chosen)]
         if not found or max(found) - min(found) > MOST_OUTSIDE:
-            reason = "which lie outside the utterance"
-            if fitting:
-                reason = "which may be relative to the recording or to the cut: both fit"
-            notes.append(f"lost their {kind} times, {reason}")
+            reason = (
+                "may be relative to the recording or to the cut: both fit" if fitting else _OUTSIDE
+            )
+            notes.append(f"lost their {kind} times, which {reason}")
             continue
-        inside = [
-            _moved(item, found[0], duration)
-            for item in items
-            if _is_inside(item, found[0], duration, partly=True)
-        ]
+        inside = list(_clamped(items, found[0], duration))
         if len(inside) < _LEAST_INSIDE * len(items):
-            notes.append(f"lost their {kind} times, which lie outside the utterance")
+            notes.append(f"lost their {kind} times, which {_OUTSIDE}")
             continue
         if len(inside) < len(items):
-            notes.append(f"lost some of their {kind} times, which lie outside the utterance")
+            notes.append(f"lost some of their {kind} times, which {_OUTSIDE}")
         kept[kind] = inside
     changed = fastcopy(supervision, alignment=kept or None)
     cut = fastcopy(entry.cut, supervisions=[changed])
     return replace(entry, cut=cut, note=notes[0] if notes else "")
 
 
-def _is_inside(item: AlignmentItem, shift: float, duration: float, *, partly: bool = False) -> bool:
-    """Whether the item, so many seconds later, lies between 0 and the duration; false if its times
-    are no numbers."""
-    try:
-        start = item.start + shift
-        end = start + (item.duration or 0.0)
-    except TypeError:
-        return False
-    if partly:
-        return bool(start <= end and start < duration and end > 0)
-    return bool(-MOST_OUTSIDE <= start <= end <= duration + MOST_OUTSIDE)
+class _Span(NamedTuple):
+    start: float
+    end: float
 
 
-def _moved(item: AlignmentItem, shift: float, duration: float) -> AlignmentItem:
-    """The item so many seconds later, clamped to 0 and the duration."""
-    start = item.start + shift
-    end = start + (item.duration or 0.0)
-    start, end = min(max(start, 0.0), duration), min(max(end, 0.0), duration)
-    return item._replace(start=round(start, 8), duration=round(end - start, 8))
+def _spans(items: Items, shift: float) -> Iterator[_Span]:
+    """The times of items, so many seconds later; NaN if they are no numbers."""
+    for item in items:
+        try:
+            start = item.start + shift
+            yield _Span(start, start + (item.duration or 0.0))
+        except TypeError:
+            yield _Span(math.nan, math.nan)
+
+
+def _clamped(items: Items, shift: float, duration: float) -> Iterator[AlignmentItem]:
+    """The items so many seconds later, clamped to 0 and the duration, without those outside."""
+    for item, (start, end) in zip(items, _spans(items, shift), strict=True):
+        if start <= end and start < duration and end > 0:
+            start, end = max(start, 0.0), min(end, duration)
+            yield item._replace(start=round(start, 8), duration=round(end - start, 8))
 
 
 def trimmed(supervision: Any, duration: float) -> Any:

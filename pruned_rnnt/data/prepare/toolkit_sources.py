@@ -17,13 +17,8 @@ from typing import Any
 from lhotse import MonoCut, MultiCut
 from lhotse.utils import fastcopy
 
-from pruned_rnnt.data.input.manifest_items import manifest_items, text_lines
-from pruned_rnnt.data.prepare.alignment_origin import (
-    MOST_OUTSIDE,
-    CutEntry,
-    trimmed,
-    with_times_in_utterances,
-)
+from pruned_rnnt.data.input.manifest_items import MOST_OUTSIDE, manifest_items, text_lines
+from pruned_rnnt.data.prepare.alignment_origin import CutEntry, trimmed, with_times_in_utterances
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.table_source import COLUMNS, part_names, split_of_path
 
