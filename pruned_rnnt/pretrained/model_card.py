@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,11 @@ class ModelCard:
     settings: Mapping[str, Any]
     code: str = ""
 
+    @cached_property
+    def _named_results(self) -> list[tuple[Measurement, str]]:
+        """The results, each with the name of its search."""
+        return list(zip(self.results, _searches(self.results), strict=True))
+
     def write(self, folder: Path, use: str) -> None:
         """Write README.md; `use`: Markdown sections on how to use the files in the folder."""
         (folder / FILE_NAME).write_text(self.text(use), encoding="utf-8")
@@ -98,8 +104,7 @@ class ModelCard:
         if self.config.datasets:
             values["datasets"] = list(self.config.datasets)
         if self.results:
-            named = zip(self.results, _searches(self.results), strict=True)
-            index = {"name": self.name, "results": [_index_entry(*each) for each in named]}
+            index = {"name": self.name, "results": [_index_entry(*x) for x in self._named_results]}
             values["model-index"] = [index]
         return values
 
@@ -129,7 +134,7 @@ class ModelCard:
             "| set | utterances | search | error rate | 95% interval | other rate |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
-        for each, search in zip(self.results, _searches(self.results), strict=True):
+        for each, search in self._named_results:
             (kind, rate), (other_kind, other) = _rates(each)
             cells = (
                 f"{each.data} {each.split}",
