@@ -180,13 +180,18 @@ def test_language_option_and_tags(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "language must be a code like tr" in capsys.readouterr().err
 
 
+def table_of(rows: list[tuple[str, str]], folder: Path) -> Path:
+    """A table of texts and splits, all of one audio file."""
+    audio = write_audio(folder / "a.wav")
+    table = folder / "table.tsv"
+    table.write_text("".join(f"{audio}\t{text}\t\t{split}\n" for text, split in rows))
+    return table
+
+
 def test_words_without_a_token_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audio = write_audio(tmp_path / "a.wav")
-    table = tmp_path / "table.tsv"
-    rows = [("go on", "train"), ("no go no", "dev"), ("on", "test")]
-    table.write_text("".join(f"{audio}\t{text}\t\t{split}\n" for text, split in rows))
+    table = table_of([("go on", "train"), ("no go no", "dev"), ("on", "test")], tmp_path)
     folder = prepare(table, tmp_path / "out", "--tokens", "word")
     hint = "dev has 1 word without a token (no 2), 2 in all, each of which counts as an error"
     shown = capsys.readouterr().out
@@ -204,10 +209,8 @@ def test_words_without_a_token_are_reported(
 def test_characters_without_a_token_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audio = write_audio(tmp_path / "a.wav")
-    table = tmp_path / "table.tsv"
     rows = [("abc", "train"), ("ab \u9f98x\u9f98", "dev"), ("c\u0e33", "test")]
-    table.write_text("".join(f"{audio}\t{text}\t\t{split}\n" for text, split in rows))
+    table = table_of(rows, tmp_path)
     folder = prepare(table, tmp_path / "out")
     shown = capsys.readouterr().out
     assert "Hint: dev has 2 characters without a token (\u9f98 2, x 1), 3 in all" in shown

@@ -312,14 +312,25 @@ def fake_sounddevice(source: io.BytesIO, error: type[Exception] | None = None) -
     return module
 
 
+def text_of_stdin(
+    model: Path,
+    data: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> str:
+    """What is printed of samples in standard input, up to its end."""
+    assert transcribe_stdin(model, data, monkeypatch) == 0
+    shown = capsys.readouterr().out
+    assert len(shown) > 5
+    return shown
+
+
 def test_microphone_gives_the_text_of_standard_input(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After Ctrl-C, all that was said before is transcribed."""
     data = (sound(2.0) * 32767).astype(np.int16).tobytes()
-    assert transcribe_stdin(model, data, monkeypatch) == 0
-    expected = capsys.readouterr().out
-    assert len(expected) > 5
+    expected = text_of_stdin(model, data, monkeypatch, capsys)
     source = io.BytesIO(data)
     before = signal.getsignal(signal.SIGINT)
     monkeypatch.setitem(sys.modules, "sounddevice", fake_sounddevice(source))
@@ -336,9 +347,7 @@ def test_ctrl_c_ends_a_pipe_after_what_was_sent(
 ) -> None:
     """Its writer got Ctrl-C too, or goes on without a word."""
     samples = (sound(2.0) * 32767).astype(np.int16).tobytes()
-    assert transcribe_stdin(model, samples, monkeypatch) == 0
-    expected = capsys.readouterr().out
-    assert len(expected) > 5
+    expected = text_of_stdin(model, samples, monkeypatch, capsys)
     # Its header says 9 s.
     header = io.BytesIO()
     soundfile.write(header, sound(9.0), 16000, format="WAV", subtype="PCM_16")
