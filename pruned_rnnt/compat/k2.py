@@ -12,7 +12,7 @@ model and training code needs: RaggedTensor, ragged.cat, the Swoosh activations.
 
 Kept from k2: `delay_penalty` acts only when positive; bounds are searched up to the padded S; the
 am smoothing averages over padding; a target may be the blank; a box without frames and symbols
-scores 0. Better than k2: the normaliser is exact for any range of the scores, and most batches use
+scores 0. Better than k2: the normaliser of the simple loss has no floor, and most batches use
 the native losses (see k2_losses.py), whose pruned recursion never leaves the band.
 """
 

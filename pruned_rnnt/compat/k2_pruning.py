@@ -83,12 +83,12 @@ def _checked(px_grad: Tensor, py_grad: Tensor, boundary: Tensor, s_range: int) -
     s_range = check_integer("s_range", s_range)
     is_regular = last == frame_count + 1
     smallest = 2 if is_regular else 1
-    if is_regular:
-        s_range = _widened(s_range, boundary)
     if s_range < smallest:
         raise ValueError(
             f"s_range is {s_range}; it must be at least {smallest}, or no path is left"
         )
+    if is_regular:
+        s_range = _widened(s_range, boundary)
     return is_regular, min(s_range, symbol_count + 1)
 
 
@@ -150,7 +150,7 @@ def _widened(s_range: int, boundary: Tensor) -> int:
     symbols, frames = boundary[:, 2], boundary[:, 3]
     columns = (symbols + frames - 1) // frames.clamp_min(1) + 1
     most, n = columns.where(frames > 0, 0).max(0)
-    needed = max(int(most), 2)
+    needed = int(most)
     if s_range >= needed:
         return s_range
     if needed > _WARNED.get(s_range, 0):

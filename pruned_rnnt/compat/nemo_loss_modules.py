@@ -21,7 +21,7 @@ from torch import Tensor
 from pruned_rnnt.compat import joint_inputs
 from pruned_rnnt.compat.joint_inputs import JointInputs
 from pruned_rnnt.compat.package_names import named_as
-from pruned_rnnt.loss.checks import check_finite, check_flag
+from pruned_rnnt.loss.checks import check_fastemit, check_finite, check_flag
 from pruned_rnnt.loss.durations import check_durations, check_omega
 
 _NAMES = {
@@ -76,7 +76,7 @@ class NemoRNNTLoss(torch.nn.Module):
         # Of a loss that NeMo resolved: the column that must be the last one.
         self.last_column: int | None = None
         self.reduction = reduction
-        self.fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
+        self.fastemit_lambda = check_fastemit(fastemit_lambda)
         self.clamp = -1.0 if clamp is None else check_finite("clamp", clamp)
         self.fastemit_scales_value = check_flag("fastemit_scales_value", fastemit_scales_value)
         self.delay_penalty = check_finite("delay_penalty", delay_penalty)
@@ -174,7 +174,7 @@ class NemoTDTLoss(torch.nn.Module):
         self.durations = tuple(check_durations(durations))
         self.sigma = check_finite("sigma", sigma)
         self.omega = check_omega(omega)
-        self.fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
+        self.fastemit_lambda = check_fastemit(fastemit_lambda)
         self.clamp = -1.0 if clamp is None else check_finite("clamp", clamp)
         self.delay_penalty = check_finite("delay_penalty", delay_penalty)
         self.validate = check_flag("validate", validate)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-import pruned_rnnt
 from pruned_rnnt.compat.package_names import named_as
-from pruned_rnnt.loss.checks import check_flag, check_tensor
+from pruned_rnnt.loss.checks import check_finite, check_flag, check_options, check_tensor
+from pruned_rnnt.loss.logit_losses import check_logits, loss_of_logits
+from pruned_rnnt.ops.lattice.recursion import Recursion
 
 
 class WarpRnntError(ValueError, RuntimeError):
@@ -56,7 +57,8 @@ def rnnt_loss(
             gathering mode.
         gather: accepts log_probs that are not contiguous, as in warp_rnnt. It has no other effect:
             the loss never stores more than two values per node beside the gradient.
-        fastemit_lambda: scales the gradient through labels by 1 + fastemit_lambda.
+        fastemit_lambda: scales the gradient through labels by 1 + fastemit_lambda. As in
+            warp_rnnt, it may be negative: -1 is no "off", but removes that gradient.
         compact: log_probs and labels are packed.
 
     Returns:
@@ -93,16 +95,11 @@ def rnnt_loss(
             _check(log_probs.shape[3] == 2, "xs must have values only for blank and label")
             labels = torch.ones_like(labels)
             blank = 0
-    costs = pruned_rnnt.rnnt_loss(
-        log_probs,
-        labels,
-        frames_lengths,
-        labels_lengths,
-        blank=blank,
-        from_log_probs=True,
-        fastemit_lambda=fastemit_lambda,
-        reduction="none",
-    )
+    options = check_options(blank, check_logits(log_probs, None), from_log_probs=True)
+    # Not by check_options, which refuses negative values.
+    options = options._replace(fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda))
+    batch = (labels, frames_lengths, labels_lengths)
+    costs = loss_of_logits(log_probs, batch, None, Recursion(options))
     if average_frames:
         costs = costs / frames_lengths.to(costs)
     if reduction == "sum":

@@ -301,8 +301,8 @@ def mean_symbol_delay(
     Args:
         occupancy: emit (N, T, U + 1), the posterior of emitting symbol u + 1 in frame t.
         logit_lengths, target_lengths: (N,).
-        reference_frames: (N, U), the true end of each symbol in (fractional) encoder frames; NaN if
-            unknown. Default: frame 0 for all symbols.
+        reference_frames: (N, U) floating, the true end of each symbol in (fractional) encoder
+            frames; NaN if unknown: not the -1 of alignments. Default: frame 0 for all symbols.
 
     Returns:
         SymbolDelay. Multiply by the duration of an encoder frame for seconds.

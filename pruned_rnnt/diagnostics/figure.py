@@ -19,7 +19,7 @@ from pruned_rnnt.diagnostics.arguments import checked_occupancy
 from pruned_rnnt.diagnostics.emission_times import Alignment
 from pruned_rnnt.diagnostics.labels import printable, use_fonts_of_labels
 from pruned_rnnt.loss.bounds import check_bounds_type
-from pruned_rnnt.loss.checks import check_integer, check_shape, check_tensor
+from pruned_rnnt.loss.checks import check_finite, check_integer, check_shape, check_tensor
 from pruned_rnnt.loss.results import TdtOccupancy
 from pruned_rnnt.system.optional_packages import require
 
@@ -73,18 +73,23 @@ def lattice_figure(
         logit_length, target_length: T_n and U_n of this utterance; default: the padded sizes.
         tokens: the target's symbols as text, for the vertical axis; at least U_n of them.
         title: title of the picture.
-        frame_seconds: duration of an encoder frame; adds an axis in seconds.
+        frame_seconds: duration of an encoder frame, above 0; adds an axis in seconds.
         durations: those of the loss that gave the occupancy, which is then a TdtOccupancy.
 
     Returns:
         A Figure for `figure.savefig(path)` or TensorBoard's `add_figure`.
 
     Raises:
-        TypeError: occupancy, bounds, alignment or index is of another type, or the occupancy has
-            no durations although these are given.
+        TypeError: occupancy, bounds, alignment, index or frame_seconds is of another type, or the
+            occupancy has no durations although these are given.
         ValueError: the index or a length is outside the occupancy, bounds is not (N, T), alignment
-            neither (N, U) nor (U,), or there are fewer tokens than symbols.
+            neither (N, U) nor (U,), there are fewer tokens than symbols, or frame_seconds is not
+            above 0.
     """
+    if frame_seconds is not None and check_finite("frame_seconds", frame_seconds) <= 0:
+        raise ValueError(
+            f"frame_seconds is {frame_seconds}; it must be above 0, or None for no axis in seconds"
+        )
     require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

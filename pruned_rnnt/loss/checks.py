@@ -182,6 +182,17 @@ def check_finite(name: str, value: float) -> float:
     return float(value)
 
 
+def check_fastemit(fastemit_lambda: float) -> float:
+    """A number from 0 on: the gradient through symbols is multiplied by 1 plus it."""
+    fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
+    if fastemit_lambda < 0:
+        raise ValueError(
+            f"fastemit_lambda is {fastemit_lambda}; it must be at least 0: use 0 for no FastEmit, "
+            "because a value below 0 teaches symbols less, and below -1 unlearns them"
+        )
+    return fastemit_lambda
+
+
 def check_options(
     blank: int,
     vocabulary: int,
@@ -208,7 +219,7 @@ def check_options(
         normalization=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
         rnnt_type=check_rnnt_type(rnnt_type),
         delay_penalty=check_finite("delay_penalty", delay_penalty),
-        fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda),
+        fastemit_lambda=check_fastemit(fastemit_lambda),
         clamp=0.0 if clamp is None else float(clamp),
     )
 

@@ -23,7 +23,7 @@ from pruned_rnnt.loss.results import (
 from pruned_rnnt.loss.simple import check_scales
 from pruned_rnnt.loss.tdt_head import (
     TdtHead,
-    check_joiner_without_durations,
+    check_no_durations,
     check_tdt_joiner,
 )
 from pruned_rnnt.ops.common.matrix_products import product_dtype
@@ -59,8 +59,9 @@ class PrunedTransducerLoss(nn.Module):
             (N, T, S, E) and lm (N, T, S, P), the encoder and predictor outputs inside the band, to
             logits (N, T, S, V). Layers may have hooks and adapters, or be replaced. The loss calls
             a Joiner whose forward or output layer was changed in such a way, stores its logits, and
-            says so in the log once. It refuses wrappers of a Joiner, such as torch.compile(joiner)
-            or a lambda around it, whose call would leave out the two projections.
+            says so in the log once. It refuses torch's wrappers of a Joiner, such as
+            torch.compile(joiner), and the first call refuses others, such as a lambda: they leave
+            out the two projections.
         encoder_dim, predictor_dim, vocab_size: E, P and V.
         blank: column of the blank.
         s_range: columns of the band.
@@ -70,12 +71,12 @@ class PrunedTransducerLoss(nn.Module):
         lm_only_scale, am_only_scale: see rnnt_loss_simple.
         durations, sigma, omega: see rnnt_loss_tdt; with durations, 1 among them, both losses are
             TDT losses and joiner is a Joiner with a layer for them. omega applies in training,
-            drawn once a step.
+            drawn once a step. sigma and omega must be 0 without durations.
         simple_scale, pruned_scale_start, warm_up_steps: see above.
 
     Raises:
-        TypeError: an option of another type; a joiner that does not take am and lm, or is a wrapper
-            of a Joiner.
+        TypeError: an option of another type; a joiner that does not take am and lm, or is one of
+            torch's wrappers of a Joiner.
         ValueError: options out of range; a Joiner of other widths or another vocabulary, or with
             durations that the loss does not have.
     """
@@ -132,7 +133,7 @@ class PrunedTransducerLoss(nn.Module):
 
         self.tdt: TdtHead | None = None
         if durations is None:
-            check_joiner_without_durations(joiner)
+            check_no_durations(joiner, sigma, omega)
         else:
             check_tdt_joiner(joiner, durations, rnnt_type, hat)
             dims = (encoder_dim, predictor_dim)

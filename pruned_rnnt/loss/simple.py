@@ -33,8 +33,10 @@ def rnnt_loss_simple(
 
     With l, a the two scales, log-probabilities are
     (1 - l - a) log_softmax(am(t) + lm(u)) + l log_softmax(lm(u)) + a log_softmax(am(t) + log q),
-    where q is the mean of softmax(lm) over the batch's real positions. Correct for any range
-    of am and lm.
+    where q is the mean of softmax(lm) over the batch's real positions. Peaks of am and lm may be
+    any distance apart. Inputs other than float64 are normalised in float32: the relative error of
+    probabilities is about 1.2e-7 times the size of the largest values of am(t) and lm(u). If these
+    are in the thousands, subtract the maximum over V of each, which changes no softmax.
 
     Args:
         am: (N, T, V) and lm: (N, U+1, V), float64, float32, float16 or bfloat16, unnormalised.

@@ -52,8 +52,15 @@ class TdtHead(nn.Module):
         return Recursion(recursion.loss, recursion.tdt, ignores_durations=self._drawn[1])
 
 
-def check_joiner_without_durations(joiner: object) -> None:
-    """ValueError for a joiner with a layer for durations, which would not be trained."""
+def check_no_durations(joiner: object, sigma: float, omega: float) -> None:
+    """ValueError for a joiner with a layer for durations, which would not be trained, and for
+    options that would have no effect."""
+    for name, value in (("sigma", check_finite("sigma", sigma)), ("omega", check_omega(omega))):
+        if value != 0:
+            raise ValueError(
+                f"{name} is {value} but durations is None; {name} needs durations=..., for example "
+                "(0, 1, 2, 3, 4), and must be 0 without"
+            )
     if isinstance(joiner, Joiner) and joiner.duration_linear is not None:
         count = getattr(joiner.duration_linear, "out_features", "some")
         raise ValueError(

@@ -160,7 +160,7 @@ _OPTIONS = {
     "lm_only_scale": "scale",
     "am_only_scale": "scale",
     "delay_penalty": "finite",
-    "fastemit_lambda": "finite",
+    "fastemit_lambda": "from 0",
     "simple_scale": "finite",
     "pruned_scale_start": "finite",
     "warm_up_steps": "step",

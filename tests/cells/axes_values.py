@@ -98,8 +98,6 @@ _OF_K2 += tuple(f"k2.get_rnnt_logprobs_{x}" for x in ("smoothed", "joint", "prun
 _RIGHT_VALUES = {
     # Their blank is the last column.
     *((f"compat.{x}", "the blank") for x in ("torchaudio.functional.rnnt_loss", _NEMO)),
-    # It is raised to what the references need.
-    ("compat.k2.get_rnnt_prune_ranges", "too small"),
     # k2 takes any symbol.
     *((f"compat.{x}", "the blank") for x in _OF_K2),
     ("ctc_consistency_loss", "zero"),
@@ -173,6 +171,7 @@ SCALARS["positive"] = {
     "zero": Value(lambda _: 0.0),
     "negative": Value(lambda _: -1.0),
 }
+SCALARS["from 0"] = {**SCALARS["finite"], "negative": Value(lambda _: -1.0)}
 SCALARS["probability"] = {
     **{k: v for k, v in SCALARS["finite"].items() if k not in ("integer", "NumPy", "tensor")},
     "above 1": Value(lambda _: 1.5),

@@ -20,7 +20,7 @@ N, T, U, V, S, D, K = 3, 4, 2, 6, 2, 5, 3
 FRAMES, SYMBOLS = [4, 3, 2], [2, 0, 1]
 DURATIONS = (0, 1, 2)
 LENGTHS = ("logit_lengths", "target_lengths")
-PENALTIES = {"delay_penalty": "finite", "fastemit_lambda": "finite", "clamp": "positive"}
+PENALTIES = {"delay_penalty": "finite", "fastemit_lambda": "from 0", "clamp": "positive"}
 OF_LOGITS = {"blank": "integer", "rnnt_type": "choice", "reduction": "choice", **PENALTIES}
 
 

@@ -108,6 +108,15 @@ def test_a_small_s_range_is_raised_with_one_warning() -> None:
         )
 
 
+@pytest.mark.parametrize("s_range", [0, 1])
+@pytest.mark.parametrize("name", ["get_rnnt_prune_ranges", "get_rnnt_prune_ranges_deprecated"])
+def test_what_has_no_path_is_refused_and_not_raised(name: str, s_range: int) -> None:
+    """As in k2, whose assertion it is."""
+    px_grad, py_grad, boundary = occupancies("regular", 0)
+    with pytest.raises(ValueError, match=f"s_range is {s_range}; it must be at least 2"):
+        getattr(k2, name)(px_grad, py_grad, boundary, s_range)
+
+
 def test_a_reference_without_frames_widens_nothing() -> None:
     """It has no path in any number of columns."""
     data = batch()

@@ -250,6 +250,7 @@ def test_nemo_without_a_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "words"),
     [
         ({"fastemit_lambda": True}, "fastemit_lambda is True; it must be a number"),
+        ({"fastemit_lambda": -1}, "fastemit_lambda is -1.0; it must be at least 0"),
         ({"clamp": float("nan")}, "clamp is nan; it must be finite"),
         ({"clamp": "1"}, "clamp is '1'; it must be a number"),
         ({"delay_penalty": float("inf")}, "delay_penalty is inf; it must be finite"),

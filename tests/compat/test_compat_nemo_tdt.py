@@ -184,6 +184,7 @@ def test_a_joint_that_another_library_wraps_tells_its_outputs(model_of: Made) ->
         ({"omega": 2}, "omega is 2; it must be a probability"),
         ({"clamp": float("nan")}, "clamp is nan; it must be finite"),
         ({"fastemit_lambda": True}, "fastemit_lambda is True; it must be a number"),
+        ({"fastemit_lambda": -1}, "fastemit_lambda is -1.0; it must be at least 0"),
         ({"validate": "no"}, "validate is 'no', needs True or False"),
     ],
 )

@@ -96,7 +96,9 @@ def test_average_frames_and_reductions() -> None:
             torch.testing.assert_close(got, expected)
 
 
-def test_fastemit_scales_the_labels_gradient_alone() -> None:
+@pytest.mark.parametrize("scale", [0.5, -0.25])
+def test_fastemit_scales_the_labels_gradient_alone(scale: float) -> None:
+    """Also by less than 1, as warp_rnnt does."""
     log_probs, labels = example()
 
     def run(fastemit_lambda: float) -> tuple[Tensor, Tensor]:
@@ -106,9 +108,9 @@ def test_fastemit_scales_the_labels_gradient_alone() -> None:
         return costs, torch.autograd.grad(costs.sum(), log_probs)[0]
 
     costs, gradient = run(0.0)
-    fast_costs, fast_gradient = run(0.5)
+    fast_costs, fast_gradient = run(scale)
     torch.testing.assert_close(fast_costs, costs)
-    expected = gradient * 1.5
+    expected = gradient * (1 + scale)
     expected[..., BLANK] = gradient[..., BLANK]
     torch.testing.assert_close(fast_gradient, expected)
 

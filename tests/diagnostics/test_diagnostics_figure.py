@@ -67,6 +67,13 @@ def test_positions_of_band_and_alignment() -> None:
     assert axes.get_title(loc="left") == "one"
 
 
+@pytest.mark.parametrize("frame_seconds", [0, -1.0, float("nan"), float("inf")])
+def test_frames_have_a_duration(frame_seconds: float) -> None:
+    _, occupancy = example()
+    with pytest.raises(ValueError, match=r"frame_seconds is .*; it must be (above 0|finite)"):
+        lattice_figure(occupancy, frame_seconds=frame_seconds)
+
+
 def test_tokens_label_the_rows() -> None:
     _, occupancy = example()
     axes = lattice_figure(occupancy, tokens=["▁a", "b", "$c$"]).axes[0]

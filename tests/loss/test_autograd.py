@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+import pruned_rnnt
 from tests.loss.loss_calls import NAMES, make_call
 from tests.loss.loss_cases import DEVICES
 
@@ -145,12 +146,25 @@ def test_compiles_in_one_graph(name, device) -> None:
         torch.testing.assert_close(grad, want)
 
 
+def test_in_place_compiles_in_one_graph() -> None:
+    """It has no effect there."""
+    logits, targets = torch.randn(2, 5, 4, 7, requires_grad=True), torch.randint(1, 7, (2, 3))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return pruned_rnnt.rnnt_loss(2 * x, targets, in_place=True)
+
+    torch._dynamo.reset()
+    got, expected = torch.compile(loss, fullgraph=True, backend="aot_eager")(logits), loss(logits)
+    torch.testing.assert_close(got, expected)
+    grads = (torch.autograd.grad(x, logits)[0] for x in (got, expected))
+    torch.testing.assert_close(*grads)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["full", "module_fused"])
 def test_compiles_with_changing_shapes(name, device) -> None:
     """A second batch of another shape, for which torch makes sizes symbolic."""
-    import pruned_rnnt
 
     torch._dynamo.reset()
     joiner = pruned_rnnt.Joiner(6, 6, 10, 11)

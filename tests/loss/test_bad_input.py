@@ -217,6 +217,10 @@ OPTIONS = [
     (full, {"clamp": -1.0}, "clamp is -1.0"),
     (full, {"delay_penalty": float("nan")}, "delay_penalty is nan; it must be finite"),
     (full, {"fastemit_lambda": float("inf")}, "fastemit_lambda is inf; it must be finite"),
+    *(
+        (call, {"fastemit_lambda": -1}, "fastemit_lambda is -1.0; it must be at least 0: use 0 for")
+        for call in (full, simple, pruned, fused)
+    ),
     (full, {"hat": True, "from_log_probs": True}, "hat=True needs logits"),
     (fused, {"activation": "gelu"}, "activation is 'gelu'; it must be one of"),
     (simple, {"lm_only_scale": -0.1}, "lm_only_scale is -0.1"),

@@ -228,3 +228,29 @@ def test_non_contiguous_inputs(device) -> None:
     ):
         pruned_rnnt.rnnt_loss(x, y, t, symbols).backward()
     assert torch.equal(turned.grad, straight.grad)
+
+
+@pytest.mark.parametrize("device", cases.DEVICES)
+@pytest.mark.parametrize("offset", [1e3, -1e4, 1e6])
+def test_a_large_common_offset(offset, device) -> None:
+    """Each of T + U log-probabilities errs by 1.2e-7 of the largest logit at most, without it by
+    rounding alone."""
+    batch = cases.make_batch([6], [3], 5, 0)
+    logits = (torch.randn(1, 6, 4, 5) + offset).to(device)
+    targets = batch.targets.to(device)
+    exact = pruned_rnnt.rnnt_loss(logits.double(), targets).float()
+    bound = 9 * 1.2e-7 * float(logits.abs().max())
+    torch.testing.assert_close(
+        pruned_rnnt.rnnt_loss(logits, targets), exact, rtol=0, atol=bound + 1e-5
+    )
+    shifted = logits - logits.amax(-1, keepdim=True)
+    torch.testing.assert_close(pruned_rnnt.rnnt_loss(shifted, targets), exact, rtol=0, atol=1e-5)
+    given = pruned_rnnt.rnnt_loss(logits.log_softmax(-1), targets, from_log_probs=True)
+    torch.testing.assert_close(given, exact, rtol=0, atol=1e-5)
+    am, lm = logits[:, :, 0], logits[:, 0]
+    exact = pruned_rnnt.rnnt_loss_simple(am.double(), lm.double(), targets).loss.float()
+    loss = pruned_rnnt.rnnt_loss_simple(am, lm, targets).loss
+    torch.testing.assert_close(loss, exact, rtol=0, atol=2 * bound + 1e-5)
+    shifted_am, shifted_lm = (x - x.amax(-1, keepdim=True) for x in (am, lm))
+    loss = pruned_rnnt.rnnt_loss_simple(shifted_am, shifted_lm, targets).loss
+    torch.testing.assert_close(loss, exact, rtol=0, atol=1e-5)

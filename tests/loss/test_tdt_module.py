@@ -157,6 +157,21 @@ def test_a_joiner_with_durations_needs_those_of_the_loss() -> None:
         pruned_rnnt.PrunedTransducerLoss(joiner, 6, 5, 11)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sigma": 0.5}, "sigma is 0.5 but durations is None; sigma needs durations="),
+        ({"omega": 1}, "omega is 1.0 but durations is None; omega needs durations="),
+        ({"sigma": "abc"}, "sigma is 'abc'; it must be a number"),
+        ({"omega": 7}, "omega is 7; it must be a probability"),
+    ],
+)
+def test_options_without_durations(options, words) -> None:
+    joiner = pruned_rnnt.Joiner(6, 5, 8, 11)
+    with pytest.raises((TypeError, ValueError), match=words):
+        pruned_rnnt.PrunedTransducerLoss(joiner, 6, 5, 11, **options)
+
+
 def test_joiner_must_fit_the_durations() -> None:
     joiner = pruned_rnnt.Joiner(6, 5, 8, 11)
     with pytest.raises(ValueError, match="no layer for them"):

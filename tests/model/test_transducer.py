@@ -153,6 +153,11 @@ def test_ctc_part_is_added_with_its_scale() -> None:
     torch.testing.assert_close(losses.total, losses.parts["full"] + 0.3 * losses.parts["ctc"])
 
 
+def test_negative_fastemit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"loss\.fastemit_lambda"):
+        LossConfig(fastemit_lambda=-1.0)
+
+
 def test_ctc_dropout_acts_in_training_alone() -> None:
     model = make_model(kind="full", ctc_dropout=0.9)
     batch = make_batch()
