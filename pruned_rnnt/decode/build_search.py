@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.decode_config import DecodeConfig, check_scales
 from pruned_rnnt.decode.fusion.build import build_scorers
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.ctc_search import CtcGreedySearch, CtcPrefixBeamSearch
@@ -58,10 +58,12 @@ def build_search(
         language_model: the model that `config.fusion.lm` names.
 
     Raises:
+        ValueError: a setting of `config.fusion` belongs to a score that is not in use.
         ValueError, FileNotFoundError: as the searches and scorers.
     """
     silent = [UNKNOWN_ID] if config.skip_unknown and model.vocab_size > UNKNOWN_ID else []
     fusion = config.fusion
+    check_scales(fusion)
     if config.method == "ctc_prefix_beam":
         return CtcPrefixBeamSearch(
             model,

@@ -166,6 +166,24 @@ class DecodeConfig:
         return list(self.split.split(","))
 
 
+def check_scales(config: FusionConfig) -> None:
+    """ValueError if a search would ignore a setting: that of a score which is not in use.
+
+    Loading a configuration does not ask: a run may keep scales for the commands that use them.
+    """
+    for switches, settings in _SCORES:
+        if any(getattr(config, switch) for switch in switches):
+            continue
+        for name in settings:
+            value = getattr(config, name)
+            if value != getattr(FusionConfig(), name):
+                needs = " or ".join(f"decode.fusion.{switch}" for switch in switches)
+                raise ValueError(
+                    f"decode.fusion.{name} is {value:g}, which needs {needs}: set that, or leave "
+                    f"{name} out"
+                )
+
+
 def result_settings(config: DecodeConfig) -> dict[str, Any]:
     """The settings that the method reads, by their keys in the section `decode`.
 

@@ -70,6 +70,7 @@ REMOVED = [
     # Catalan
     ("ca", "col·lecció col.legi COL•LEGI", "col·lecció col·legi COL·LEGI"),
     ("", "col·lecció 达·芬奇", "col·lecció 达 芬奇"),
+    ("", "\u0301·l a casa", "\u0301 l a casa"),  # a mark without a letter
     # joiners, soft hyphens
     ("fa", f"می{ZWNJ}خواهم، بله", f"می{ZWNJ}خواهم بله"),
     ("hi", f"क\u094d{ZWJ}ष।", f"क\u094d{ZWJ}ष"),

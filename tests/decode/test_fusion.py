@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -202,10 +203,26 @@ def test_fusion_in_a_batch_equals_one_at_a_time() -> None:
 
 
 def test_fusion_needs_beam_search() -> None:
-    from pruned_rnnt.decode.fusion.build import FusionConfig
-
     with pytest.raises(ValueError, match="modified_beam"):
         DecodeConfig(fusion=FusionConfig(hotwords="phrases.txt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("hotword_bonus", "hotwords"),
+        ("ngram_scale", "ngram"),
+        ("bigram_scale", "bigram_texts"),
+        ("word_scale", "word_ngram or decode.fusion.word_texts"),
+        ("word_unknown", "word_ngram or decode.fusion.word_texts"),
+        ("lm_scale", "lm"),
+    ],
+)
+def test_a_setting_of_a_score_that_is_not_in_use(name: str, needs: str) -> None:
+    config = DecodeConfig(method="modified_beam", fusion=FusionConfig(**{name: 0.75}))
+    message = f"decode.fusion.{name} is 0.75, which needs decode.fusion.{needs}: "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build_search(make_model(), config)
 
 
 def test_fusion_needs_the_tokenizer_and_the_language_model() -> None:

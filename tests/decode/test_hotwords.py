@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
-from pruned_rnnt.decode.fusion.build import FusionConfig
+from pruned_rnnt.decode.fusion.build import FusionConfig, build_scorers
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer, read_hotwords
 from tests.decode.search_model import VOCAB, encoded, make_model, modified_beam_search
 
@@ -102,6 +102,86 @@ def test_search_prefers_hotwords() -> None:
         )
         assert alone[0].symbols == boosted[n][0].symbols
         assert alone[0].score == pytest.approx(boosted[n][0].score, abs=1e-4)
+
+
+# Of Latin, Thai and Chinese letters, digits, signs and bytes; their places by the definition.
+NAMES = ["a", "\u2581", "\u2581b", "\u4e16", "1", "\u2581\u0e01", "<0xE4>", "<0x96>", "<0x62>"]
+PLACE_AFTER = {"a": 1, "\u2581": 0, "\u2581b": 1, "\u4e16": 2, "\u2581\u0e01": 2}
+PLACE_AFTER |= {"<0xE4>": 2, "<0x62>": 1}
+
+
+def test_phrases_that_may_not_begin_anywhere() -> None:
+    generator = random.Random(0)
+    starts: dict[int, list[int]] = {0: [1, 2, 5], 1: [3], 2: [0, 4, 8]}
+    for _ in range(200):
+        best: dict[tuple[int, tuple[int, ...]], float] = {}
+        for bonus in (-0.5, 1.0, 1.5, 2.0):
+            place = generator.choice([0, 1, 2])
+            rest = generator.choices(range(len(NAMES)), k=generator.randint(0, 2))
+            best[place, (generator.choice(starts[place]), *rest)] = bonus
+        words = [Hotword(symbols=s, bonus=bonus, place=p) for (p, s), bonus in best.items()]
+        scorer = HotwordScorer(words, len(NAMES), NAMES)
+        symbols = tuple(generator.choices(range(len(NAMES)), k=10))
+        places = [0]
+        for symbol in symbols:
+            places.append(PLACE_AFTER.get(NAMES[symbol], max(places[-1], 1)))
+        expected = sum(
+            bonus * len(phrase)
+            for (place, phrase), bonus in best.items()
+            for start in range(len(symbols))
+            if places[start] >= place and symbols[start : start + len(phrase)] == phrase
+        )
+        assert sum(steps(scorer, symbols)) == pytest.approx(expected, abs=1e-5)
+
+
+MIXED = ["我昨天在NBA看了比赛", "他买了iPhone手机和5G手机", "手机", "ฉันดูNBAทุกวัน", "「NHK」を見る"]
+MIXED += ["start the NBA, eNBA", "手机 xNBA", "在2023NBA", "iPhone"]
+
+
+@pytest.mark.parametrize("byte_fallback", [False, True])
+@pytest.mark.parametrize(
+    ("phrase", "expected"),
+    [
+        ("NBA", [3, 0, 0, 3, 0, 4, 0, 3, 0]),  # 4: with the mark of a word's start
+        ("iPhone", [0, 6, 0, 0, 0, 0, 0, 0, 7]),
+        ("iPhone手机", [0, 8, 0, 0, 0, 0, 0, 0, 0]),
+        ("5G手机", [0, 4, 0, 0, 0, 0, 0, 0, 0]),
+        ("手机", [0, 4, 3, 0, 0, 0, 3, 0, 0]),
+        ("NHK", [0, 0, 0, 0, 3, 0, 0, 0, 0]),
+        ("art", [0] * 9),
+    ],
+)
+def test_each_occurrence_in_a_script_without_spaces_counts_once(
+    tmp_path: Path, phrase: str, expected: list[float], byte_fallback: bool
+) -> None:
+    config = TokenizerConfig(kind="char", byte_fallback=byte_fallback)
+    # With bytes, the letters that occur once in these texts are in bytes.
+    tokenizer = train_tokenizer([*MIXED, "在看了手机「ดู5" * 20], config)
+    path = tmp_path / "hotwords.txt"
+    path.write_text(phrase, encoding="utf-8")
+    words = FusionConfig(hotwords=str(path), hotword_bonus=1.0)
+    (scorer,) = build_scorers(words, tokenizer)
+    assert isinstance(scorer, HotwordScorer)
+    found = [sum(steps(scorer, tuple(tokenizer.encode(text)))) for text in MIXED]
+    if not byte_fallback:  # bytes are several symbols
+        assert found == pytest.approx(expected)
+    assert [total > 0 for total in found] == [total > 0 for total in expected]
+
+
+def test_phrases_in_bytes_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = TokenizerConfig(kind="char", byte_fallback=True)
+    tokenizer = train_tokenizer(["NEW YORK"] * 5, config)
+    path = tmp_path / "hotwords.txt"
+    path.write_text("NEW YORK\t:2.5\n")
+    assert [hotword.bonus for hotword in read_hotwords(path, tokenizer, 1.5)] == [2.5]
+    assert not caplog.records
+    path.write_text("NEW\nnew\nYORK:2\n")
+    assert len(read_hotwords(path, tokenizer, 1.5)) == 3
+    (record,) = caplog.records
+    assert "hotwords.txt:2: 'new' has characters that the model lacks" in record.getMessage()
+    assert "it knows 'NEW'; " in record.getMessage()
+    assert "hotwords.txt:3: 'YORK:2' has" in record.getMessage()
+    assert "a bonus needs a space before its colon" in record.getMessage()
 
 
 def test_file_of_phrases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

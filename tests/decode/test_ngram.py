@@ -117,6 +117,22 @@ def test_scores_are_those_of_the_definition(order: int, device: str, tmp_path: P
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+def test_back_off_weights_below_a_highest_order_without_entries(tmp_path: Path) -> None:
+    entries = random_model(3, 3)
+    path = write({**entries, ("a",) * 4: (-1.0, 0.0)}, tmp_path / "lm.arpa")
+    path.write_text(
+        path.read_text().replace("ngram 4=1", "ngram 4=0").replace("-1.0\ta a a a\n", "")
+    )
+    examples = texts(30)
+    for text, found in zip(
+        examples, walk(NgramScorer(path, SYMBOLS, 1.0), examples, "cpu"), strict=True
+    ):
+        names = [SYMBOLS[symbol] for symbol in text]
+        words = ("<s>", *(name if name in {*WORDS, "<unk>"} else "<unk>" for name in names), "</s>")
+        expected = [score(entries, words[: end + 1], 4) for end in range(1, len(words))]
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
 def bigram_probability(one: str, other: str, lines: list[str]) -> float:
     """By the formula of `symbol_bigrams`."""
     pairs = [pair for line in lines for pair in itertools.pairwise(["<s>", *line, "</s>"])]

@@ -183,6 +183,28 @@ def test_probabilities_of_next_letters_sum_to_one(arpa: Path) -> None:
         assert float(letters + (closed - state[3]).exp()) == pytest.approx(1.0, abs=1e-5)
 
 
+def test_characters_in_bytes_are_letters(tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("caf\u00e9 b\ncafe b\n\u65e5 b\n", encoding="utf-8")
+    model = read_word_ngram("", str(tmp_path / "texts.txt"))
+    names = [*LETTERS, "e", "f", *(f"<0x{byte:02X}>" for byte in range(256))]
+
+    def total(text: str) -> float:
+        spelled = [
+            [names.index(letter)] if letter in names else [9 + byte for byte in letter.encode()]
+            for letter in text.replace(" ", "\u2581")
+        ]
+        return float(follow(scorer, [3, *itertools.chain(*spelled)])[1][0])
+
+    scorer = WordNgramScorer(model, names, scale=1.0, unknown=UNKNOWN)
+    for text in ("caf\u00e9 b", "\u65e5 b"):  # as likely, apart from the share of unknown words
+        assert total(text) == pytest.approx(total("cafe b"), abs=0.01)
+    assert total("caf b") < total("cafe b") - 3  # a known word without its last letter
+    assert total("\u672c b") < total("caf b")  # three letters more than nothing
+    capitals = [name.upper() if len(name) == 1 else name for name in names]
+    with pytest.raises(ValueError, match=r"the letters 'ABCEF\u2581?' spell 0 of the 4 words"):
+        WordNgramScorer(model, capitals, scale=1.0, unknown=UNKNOWN)
+
+
 def test_search_prefers_the_words_of_the_model(arpa: Path) -> None:
     """With a large scale the search finds words of the model only."""
     scorer = WordNgramScorer(

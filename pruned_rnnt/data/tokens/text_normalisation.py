@@ -193,7 +193,8 @@ def _is_hebrew(character: str) -> bool:
 
 
 def _is_latin(character: str) -> bool:
-    return unicodedata.name(character, "").startswith("LATIN")
+    # Empty where nothing but marks stands before: they have no letter.
+    return bool(character) and unicodedata.name(character, "").startswith("LATIN")
 
 
 @dataclass(frozen=True, kw_only=True)

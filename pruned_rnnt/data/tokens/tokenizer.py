@@ -30,6 +30,8 @@ UNKNOWN_ID = 2
 # A call for many sequences starts a thread, which takes as long as so many single calls.
 _LEAST_TOGETHER = 64
 WORD_START = "\u2581"
+# The name of the symbol of a byte, in hexadecimal digits.
+BYTE_NAME = re.compile(r"<0x([0-9A-F]{2})>")
 _LANGUAGE_TAG = re.compile(r"<\|([^<|>\s]+)\|>")
 # NFKC, SentencePiece's default, rewrites the first and the second; without it both stay.
 _PROBE = "\uff21\u0e33"

@@ -204,7 +204,7 @@ def build_scorers(
         scorers.append(NeuralScorer(language_model, config.lm_scale))
     if config.hotwords:
         hotwords = read_hotwords(Path(config.hotwords), tokenizer, config.hotword_bonus)
-        scorers.append(HotwordScorer(hotwords, len(tokenizer)))
+        scorers.append(HotwordScorer(hotwords, len(tokenizer), tokenizer.symbols))
     if config.symbol_bonus:
         scorers.append(SymbolBonus(config.symbol_bonus, len(tokenizer)))
     return scorers

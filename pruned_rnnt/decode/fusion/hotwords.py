@@ -8,6 +8,9 @@ A negative bonus counts at the end of its phrase, so that others with the same s
 beam. The total of a hypothesis is
 
     sum over all occurrences of phrases (they may overlap) of bonus * symbols of the phrase
+
+In scripts without spaces a word may begin anywhere, and after a letter of such a script a word of
+any script. A phrase occurs there without the mark of a word's start.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +28,13 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.data.tokens.text_normalisation import written_without_spaces
-from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
+from pruned_rnnt.data.tokens.tokenizer import (
+    BYTE_NAME,
+    UNKNOWN_ID,
+    UNKNOWN_SYMBOL,
+    WORD_START,
+    Tokenizer,
+)
 from pruned_rnnt.decode.search.states import Rows
 
 logger = logging.getLogger(__name__)
@@ -35,21 +45,31 @@ _MAX_LINE_BYTES = 1000
 _MAX_BONUS = 1000.0
 # Entries of the scorer's table: 2 GB.
 _MAX_ENTRIES = 2**29
+# Phrases that a warning names.
+_MOST_SHOWN = 5
+# Where a phrase may begin: anywhere; after a symbol that is not the mark of a word's start alone;
+# after a letter of a script without spaces, and signs or digits that follow it. These are the
+# first states of the scorer, and a place is one of those with smaller numbers, too.
+_ANYWHERE, _INSIDE, _UNSPACED = range(3)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hotword:
     """A phrase; bonus: natural log-probability added for each of its symbols; negative to avoid
-    the phrase. Of equal phrases the largest bonus counts."""
+    the phrase. Of equal phrases the largest bonus counts.
+
+    place: where it may begin; other places than anywhere need the scorer's `names`.
+    """
 
     symbols: tuple[int, ...]
     bonus: float
+    place: int = _ANYWHERE
 
 
 def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotword]:
     """Read a file with a phrase per line, optionally with its own bonus: `NEW YORK :2.5`.
 
-    A file without phrases is logged as a warning.
+    A file without phrases is logged as a warning, as are phrases with characters in bytes.
 
     Raises:
         ValueError: a bonus is not a finite number or beyond 1000, a phrase has characters that the
@@ -60,22 +80,29 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
     if not path.is_file():
         raise FileNotFoundError(f"no hotwords at {path}")
     hotwords = []
+    in_bytes = []
+    unspaced = [
+        name for name in tokenizer.symbols if len(name) == 1 and written_without_spaces(name)
+    ]
     entries = 0
     for number, line in _lines(path):
         location = f"{path}:{number}"
-        phrase, colon, own_bonus = line.rpartition(" :")
+        with_bonus = re.fullmatch(r"(.*)\s:(.*)", line)
+        phrase, own_bonus = with_bonus.groups() if with_bonus else (line, "")
         try:
-            value = check_bonus(float(own_bonus)) if colon else bonus
+            value = check_bonus(float(own_bonus)) if with_bonus else bonus
         except ValueError as error:
             raise ValueError(
                 f"{location}: bonus {own_bonus!r} is not a number from {-_MAX_BONUS:g} to "
                 f"{_MAX_BONUS:g}"
             ) from error
-        phrase = phrase if colon else line
         symbols = tokenizer.encode(phrase)
         if UNKNOWN_ID in symbols:
             raise ValueError(f"{location}: {phrase!r} has {_lacking(phrase, tokenizer)}")
-        entries += len(symbols) * len(tokenizer)
+        if _is_lacked(phrase, tokenizer):
+            in_bytes.append(f"{location}: {phrase!r} has {_lacking(phrase, tokenizer)}")
+        inside = _without_word_start(phrase, tokenizer, unspaced)
+        entries += (len(symbols) + len(inside)) * len(tokenizer)
         if entries > _MAX_ENTRIES:
             raise ValueError(
                 f"{location}: the phrases up to here have {entries // len(tokenizer):,} symbols; "
@@ -84,42 +111,71 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
             )
         if symbols:
             hotwords.append(Hotword(symbols=tuple(symbols), bonus=value))
-        inside = _without_word_start(phrase, tokenizer)
-        if inside:
-            entries += len(inside) * len(tokenizer)
-            hotwords.append(Hotword(symbols=tuple(inside), bonus=value))
+        if inside and inside != symbols:
+            place = _INSIDE if written_without_spaces(tokenizer.normalise(phrase)[0]) else _UNSPACED
+            hotwords.append(Hotword(symbols=tuple(inside), bonus=value, place=place))
+    if in_bytes:
+        logger.warning(
+            "hotwords in bytes, of characters rare or missing in the training texts (%d): %s%s",
+            len(in_bytes),
+            "; ".join(in_bytes[:_MOST_SHOWN]),
+            "; ..." if len(in_bytes) > _MOST_SHOWN else "",
+        )
     if not hotwords:
         logger.warning("%s has no hotwords: it needs one phrase in a line", path)
     return hotwords
 
 
+def _is_lacked(text: str, tokenizer: Tokenizer) -> bool:
+    """Whether a text has characters or words without a symbol, unknown or in bytes."""
+    names = (tokenizer.symbols[index] for index in tokenizer.encode(text))
+    return any(name == UNKNOWN_SYMBOL or BYTE_NAME.fullmatch(name) for name in names)
+
+
 def _lacking(phrase: str, tokenizer: Tokenizer) -> str:
     """What a phrase has that the tokenizer lacks."""
-    known = {text for text in phrase if UNKNOWN_ID not in tokenizer.encode(text)}
+    known = {text for text in phrase if not _is_lacked(text, tokenizer)}
     found = ", ".join(repr(text) for text in dict.fromkeys(phrase) if text not in known)
     # Words may be unknown although their characters are not.
     shown = f"characters that the model lacks: {found}" if found else "words that the model lacks"
     for spelling in (phrase.lower(), phrase.upper()):
-        if spelling != phrase and UNKNOWN_ID not in tokenizer.encode(spelling):
+        if spelling != phrase and not _is_lacked(spelling, tokenizer):
             shown += f"; it knows {spelling!r}"
     if re.search(r"\S:[-+.\d]+$", phrase.rstrip()):
         shown += "; a bonus needs a space before its colon, such as `NEW YORK :2.5`"
     return shown
 
 
-def _without_word_start(phrase: str, tokenizer: Tokenizer) -> list[int]:
-    """The symbols of a phrase after other text without a space; empty where scripts have spaces.
+def _without_word_start(phrase: str, tokenizer: Tokenizer, characters: Iterable[str]) -> list[int]:
+    """The symbols of a phrase after one of the characters, without a space; empty if none fits.
 
     A text alone begins with the mark of a word's start, which the middle of a sentence lacks.
     """
-    if not written_without_spaces(phrase):
-        return []
-    characters = (name for name in tokenizer.symbols if len(name) == 1)
-    for character in filter(written_without_spaces, characters):
+    for character in characters:
         before, both = tokenizer.encode(character), tokenizer.encode(character + phrase)
         if both[: len(before)] == before and UNKNOWN_ID not in both:
             return both[len(before) :]
     return []
+
+
+def _place_after(name: str) -> int | None:
+    """The place after a symbol; None if it has neither letters nor the mark of a word's start."""
+    if byte := BYTE_NAME.fullmatch(name):
+        value = int(byte[1], 16)
+        if 0xE3 <= value <= 0xE9:  # begins Han, kana, and their punctuation
+            return _UNSPACED
+        if 0xC3 <= value <= 0xDF or 0xEA <= value <= 0xED:  # Latin to Arabic; Korean
+            return _INSIDE
+        # Others do not tell: their characters count as those before them.
+        name = chr(value) if value < 0x80 else ""
+    for character in reversed(name):
+        kind = unicodedata.category(character)[0]
+        is_wide_mark = kind == "P" and unicodedata.east_asian_width(character) in "WF"
+        if is_wide_mark or written_without_spaces(character):
+            return _UNSPACED
+        if kind in "LM" or character == WORD_START:
+            return _ANYWHERE if name.endswith(WORD_START) else _INSIDE
+    return None
 
 
 def check_bonus(bonus: float) -> float:
@@ -153,16 +209,26 @@ class HotwordScorer:
 
     Its table has V entries (4 bytes each) for every prefix: 40 MB for 4,000 phrases of 5 symbols
     in a vocabulary of 500.
+
+    Args:
+        vocab_size: V.
+        names: of the symbols, by id; needed for hotwords with a `place`.
     """
 
     capturable = True
 
-    def __init__(self, hotwords: Iterable[Hotword], vocab_size: int) -> None:
+    def __init__(
+        self, hotwords: Iterable[Hotword], vocab_size: int, names: Sequence[str] = ()
+    ) -> None:
         trie = _Trie(hotwords)
         next_SV = torch.zeros(len(trie.children), vocab_size, dtype=torch.int32)
+        places = [_place_after(name) for name in names]
+        for symbol, place in enumerate(places):
+            next_SV[0, symbol] = _INSIDE if place is None else place
         fail = [0] * len(trie.children)
+        fail[_UNSPACED] = _INSIDE
         pending, completed = [0.0] * len(fail), list(trie.completed)
-        queue = deque([0])
+        queue = deque([_ANYWHERE, _INSIDE, _UNSPACED])
         while queue:
             state = queue.popleft()
             if state != 0:
@@ -170,8 +236,12 @@ class HotwordScorer:
                 next_SV[state] = next_SV[fail[state]]
                 completed[state] += completed[fail[state]]
                 pending[state] = trie.reward[state] or pending[fail[state]]
+            if state == _UNSPACED:
+                for symbol, place in enumerate(places):
+                    if place is None and next_SV[state, symbol] == _INSIDE:
+                        next_SV[state, symbol] = _UNSPACED
             for symbol, child in trie.children[state].items():
-                fail[child] = int(next_SV[state, symbol]) if state != 0 else 0
+                fail[child] = int(next_SV[state, symbol])
                 next_SV[state, symbol] = child
                 queue.append(child)
         self._next_SV = next_SV
@@ -198,7 +268,7 @@ class HotwordScorer:
 
 
 class _Trie:
-    """A trie of phrases.
+    """The tries of phrases, one for each place where these may begin.
 
     children: for each node, the node after each symbol.
     reward: for each node, the largest bonus that a phrase that goes on after it gives for the
@@ -207,17 +277,17 @@ class _Trie:
     """
 
     def __init__(self, hotwords: Iterable[Hotword]) -> None:
-        self.children: list[dict[int, int]] = [{}]
-        self.reward = [0.0]
-        self.completed = [0.0]
-        best: dict[tuple[int, ...], float] = {}
+        self.children: list[dict[int, int]] = [{}, {}, {}]
+        self.reward = [0.0, 0.0, 0.0]
+        self.completed = [0.0, 0.0, 0.0]
+        best: dict[tuple[int, tuple[int, ...]], float] = {}
         for word in hotwords:
-            best[word.symbols] = max(word.bonus, best.get(word.symbols, word.bonus))
-        for symbols, bonus in best.items():
-            self._add(symbols, bonus)
+            key = word.place, word.symbols
+            best[key] = max(word.bonus, best.get(key, word.bonus))
+        for (place, symbols), bonus in best.items():
+            self._add(place, symbols, bonus)
 
-    def _add(self, symbols: Sequence[int], bonus: float) -> None:
-        node = 0
+    def _add(self, node: int, symbols: Sequence[int], bonus: float) -> None:
         for depth, symbol in enumerate(symbols, start=1):
             if symbol not in self.children[node]:
                 self.children[node][symbol] = len(self.children)

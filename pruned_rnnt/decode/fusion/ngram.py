@@ -154,12 +154,9 @@ def _make_tables(
     words.append(words.pop(words.index(END)))
     class_of = {word: index for index, word in enumerate(words)}
     contexts = {ngram[:-1] for ngram in ngrams if len(ngram) > 1}
-    longest = len(orders) - 1
-    states = sorted(
-        ngram
-        for ngram, entry in ngrams.items()
-        if len(ngram) <= longest and (ngram in contexts or entry.back_off)
-    )
+    # N-grams of the highest order have no back-off weights, unless none of a higher one is left.
+    states = sorted(ngram for ngram, entry in ngrams.items() if ngram in contexts or entry.back_off)
+    longest = max(map(len, states), default=1)
     # The last state is the empty context; its arcs are the dense table.
     ids = {state: index for index, state in enumerate(states)}
     ids[()] = len(states)
@@ -168,7 +165,7 @@ def _make_tables(
         if len(ngram) > 1 and ngram[-1] in class_of:
             following = ids[_longest_suffix(ngram, ids)]
             arcs[ids[ngram[:-1]]].append((class_of[ngram[-1]], scale * entry.log_prob, following))
-    levels, weights, root_weights = _back_offs(states, ids, ngrams, max(longest, 1), scale)
+    levels, weights, root_weights = _back_offs(states, ids, ngrams, longest, scale)
     for of_state in arcs:
         of_state.sort()
     count_S = torch.tensor([len(of_state) for of_state in arcs])

@@ -10,16 +10,18 @@ The score of a symbol is that of the words which remain possible after it:
 
 so the score of a word is spread over its letters, and the beam keeps the prefixes of likely words.
 Words that the model lacks have a share of the probability, with all letters equally likely.
+A character that the symbols write in bytes of UTF-8 has these as its letters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
+from pruned_rnnt.data.tokens.tokenizer import BYTE_NAME
 from pruned_rnnt.decode.fusion.word_ngram import WordNgram
 from pruned_rnnt.decode.search.states import Rows
 
@@ -27,6 +29,9 @@ _WORD_START = "\u2581"
 # Symbols that are no letters have names like this: <blk>.
 _SPECIAL = "<"
 _ROOT, _DEAD = 0, 1
+# The letters of bytes are private characters from here on; one more is that of bytes in no word.
+_BYTES = 0xF0000
+_OTHER_BYTE = chr(_BYTES + 256)
 # Entries of the table of prefixes, of four bytes: 8 GiB.
 _MAX_ENTRIES = 2**31
 # Keeps logarithms finite.
@@ -59,14 +64,20 @@ class WordNgramScorer:
                 "decode.fusion.word_ngram needs symbols that show where words begin (U+2581): a "
                 "model of letters or pieces"
             )
-        spelled = [
-            "" if symbol.startswith(_SPECIAL) else symbol.lstrip(_WORD_START) for symbol in symbols
-        ]
+        spelled = [_letters(symbol) for symbol in symbols]
+        whole = {letter for letter in "".join(spelled) if letter < chr(_BYTES)}
+        words: Sequence[str] = model.words
+        if any(map(BYTE_NAME.fullmatch, symbols)):
+            words = [_with_bytes(word, whole) for word in words]
+            # A column of the table for each of the 256 would multiply its size.
+            used = whole.union(*words)
+            spelled = [text if used.issuperset(text) else _OTHER_BYTE for text in spelled]
         letters = sorted(set("".join(spelled)))
-        trie = _Trie(model.words, letters)
-        if trie.words < 0.1 * len(model.words):
+        trie = _Trie(words, letters)
+        known = sum(map(whole.issuperset, words))
+        if known < 0.1 * len(words):
             raise ValueError(
-                f"the letters {''.join(letters)!r} spell {trie.words:,} of the "
+                f"the letters {''.join(sorted(whole))!r} spell {known:,} of the "
                 f"{len(model.words):,} words of the n-gram model (not, for example, "
                 f"{model.words[-1]!r}): it needs words in the spelling of the recogniser's texts, "
                 "in capitals if these are"
@@ -162,6 +173,25 @@ class WordNgramScorer:
         known_Q = (1.0 - self._unknown) * self._model.between(history_QK, first_Q, stop_Q)
         unknown_Q = self._unknown * (length_Q.double() * self._letter_log_prob).exp()
         return (known_Q + unknown_Q).clamp(min=_LEAST).log()
+
+
+def _letters(symbol: str) -> str:
+    """The letters of a symbol; empty if it has none, as blank."""
+    if byte := BYTE_NAME.fullmatch(symbol):
+        return chr(_BYTES + int(byte[1], 16))
+    return "" if symbol.startswith(_SPECIAL) else symbol.lstrip(_WORD_START)
+
+
+def _with_bytes(word: str, letters: Collection[str]) -> str:
+    """The word, with the bytes of each character that is not among the letters.
+
+    Inside such a character, words between those with the same bytes count as if they had these,
+    so that the score is a little too high until its last byte.
+    """
+    return "".join(
+        letter if letter in letters else "".join(chr(_BYTES + byte) for byte in letter.encode())
+        for letter in word
+    )
 
 
 class _Trie:
