@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 _HELP = """\
 SOURCE is a .nemo archive or a folder of transformers with a Parakeet model (FastConformer with
-RNN-T, TDT or CTC outputs), or a checkpoint of icefall's Zipformer transducer recipe. No code in
-the files runs. Audio and prepared data then work as for a run that was trained here.
+RNN-T, TDT or CTC outputs), a checkpoint of icefall's Zipformer transducer recipe, or owner/name of
+a repository of the Hugging Face hub with one of these. No code in the files runs. Audio and
+prepared data then work as for a run that was trained here.
   pruned-rnnt import parakeet-tdt-0.6b.nemo exp/parakeet
   pruned-rnnt import epoch-30.pt exp/icefall --tokens data/lang_bpe_500/bpe.model
   pruned-rnnt transcribe exp/parakeet a.wav
@@ -44,7 +45,9 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
     from pruned_rnnt.licences.arguments import add_licence_arguments
 
     parser = add_command(parsers, import_model, _HELP, name="import")
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="archive, folder or checkpoint")
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="archive, folder, checkpoint or owner/name"
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="new run folder")
     _add_icefall_arguments(parser, "icefall: bpe.model or tokens.txt, if they are not near SOURCE")
     add_licence_arguments(parser, "the weights")
@@ -79,11 +82,13 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.licences.arguments import licence_of
     from pruned_rnnt.licences.chain import Licence, add_origins, chain_of_weights
     from pruned_rnnt.pretrained.found_model import find_model
+    from pruned_rnnt.pretrained.hub import local_path
     from pruned_rnnt.train.run import check_is_new
 
     check_is_new(options.run)
     licence = licence_of(options)
-    found = find_model(options.source, options.tokens)
+    path = local_path(options.source)
+    found = find_model(path, options.tokens)
     if found.kind == "nemo":
         if options.tokens or options.since or options.trust:
             raise UsageError(
@@ -102,7 +107,8 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
             "for .nemo archives, folders of transformers and checkpoints of icefall"
         )
     stated: Licence | None = licence if licence != Licence() else None
-    add_origins(options.run, chain_of_weights(weights, stated))
+    source = "" if path == options.source else f"Hugging Face hub, {options.source}"
+    add_origins(options.run, chain_of_weights(weights, stated, source))
     print("\n".join(lines))
     return 0
 

@@ -12,6 +12,7 @@ from typing import Any
 from pruned_rnnt.config.load import ConfigError, from_dict, load_config, to_dict, value_of
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.finetune.source import Source, load_source
+from pruned_rnnt.licences.chain import Origin, read_chain
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
 from pruned_rnnt.train.experiment import ExperimentConfig, FinetuneConfig
@@ -24,6 +25,8 @@ _FEWEST_STEPS = 200
 _USUAL_STEPS = 2000
 _WARM_UP = 0.05
 _VALIDATIONS = 5
+# Characters of a digest that errors show.
+_DIGEST = 23
 # Settings that depend on the steps.
 _OF_THE_STEPS = (
     ("schedule", "warm_up_steps"),
@@ -48,11 +51,19 @@ _INHERITED_TRAIN_KEYS = (
 def continued_finetuning(
     yaml_path: Path | None, overrides: Sequence[str]
 ) -> tuple[ExperimentConfig, Source | None]:
-    """The configuration of a run, and its source if it has no checkpoint yet."""
+    """The configuration of a run, and its source if it has no checkpoint yet.
+
+    Raises:
+        ConfigError: overrides name another source than the run was made from.
+    """
     config = load_config(ExperimentConfig, yaml_path, overrides)
-    if _has_checkpoints(config):
+    is_begun = _has_checkpoints(config)
+    if is_begun and value_of("train.init", None, overrides) is None:
         return config, None
-    return config, load_source(Path(config.train.init), config.finetune)
+    source = load_source(Path(config.train.init).expanduser(), config.finetune)
+    if is_begun:
+        _check_is_its_source(config, source)
+    return config, None if is_begun else source
 
 
 def load_finetuning(
@@ -63,7 +74,7 @@ def load_finetuning(
     If the run has checkpoints, it is continued, and the source is None.
 
     Raises:
-        ConfigError: as for `load_config`, or there is no source.
+        ConfigError: as for `load_config`, there is no source, or the run was made from another.
         ValueError: the source cannot be used.
     """
     init = str(value_of("train.init", yaml_path, overrides))
@@ -101,6 +112,7 @@ def load_finetuning(
     if not _has_checkpoints(config):
         _check_rate(values["optimiser"], yaml_path, overrides)
         return config, source
+    _check_is_its_source(config, source)
     # Its own, as earlier versions derived them from other steps, and as the steps may change.
     run = RunFolder(config.folder).config
     if run.is_file():
@@ -112,6 +124,30 @@ def load_finetuning(
 
 def _has_checkpoints(config: ExperimentConfig) -> bool:
     return bool(CheckpointFolder(RunFolder(config.folder).checkpoints).paths())
+
+
+def _check_is_its_source(config: ExperimentConfig, source: Source) -> None:
+    """Raise ConfigError if the run that exists was made from other weights than the source's.
+
+    The source may have moved, and runs of earlier versions do not say what they were made from.
+    """
+    run = RunFolder(config.folder)
+    chain = read_chain(config.folder)
+    before = _digest(chain.origins if chain else ())
+    if before and before != _digest(source.origins):
+        init = value_of("train.init", run.config) if run.config.is_file() else None
+        raise ConfigError(
+            f"train.folder={config.train.folder} holds a run made from {init or 'another model'} "
+            f"({before[:_DIGEST]}), and train.init={config.train.init} has other weights "
+            f"({_digest(source.origins)[:_DIGEST]}): set train.folder=DIR for a new run; "
+            f"`pruned-rnnt train {config.train.folder}` continues the one there"
+        )
+
+
+def _digest(origins: Sequence[Origin]) -> str:
+    """That of the weights that training started from, which follow those that they were made from;
+    empty if unknown."""
+    return next((each.digest for each in reversed(origins) if each.kind == "weights"), "")
 
 
 def _check_rate(

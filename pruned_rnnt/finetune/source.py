@@ -6,6 +6,7 @@ Axes: F mel bins.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from pruned_rnnt.licences.chain import Chain, Origin, chain_of_weights
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
-from pruned_rnnt.pretrained.hub import HubError, local_path
+from pruned_rnnt.pretrained.hub import HubError, hub_name, local_path
 from pruned_rnnt.train.experiment import ExperimentConfig, FinetuneConfig
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.run_chain import chain_of_run, with_itself
@@ -40,6 +41,8 @@ _ZIPFORMER_TRAINING = (
 # Utterances of each split that are checked, at equal distances: up to twice as many.
 _MOST_CUTS = 5_000
 _FRAME_SHIFT = 0.01
+# Files that have these names in all runs of icefall, and in all exports of this package.
+_SHARED_NAME = re.compile(r"(model|pretrained|(epoch|checkpoint)-\d+)\.\w+")
 _WAVEFORM = "set data.features=waveform and prepare the data with --features waveform"
 # Settings that may differ from the source's: they change training, but not what parameters mean.
 _FREE_MODEL_KEYS = (
@@ -70,7 +73,8 @@ _FIXED_LOSS_KEYS = ("rnnt_type", "hat", "durations")
 class Source:
     """A trained model on the CPU in evaluation mode.
 
-    name: for the log, and for the folder of the new run.
+    name: for the log, and for the folder of the new run: that of the repository, run, file or
+        folder.
     config: with its sections model and loss, and for a run all others.
     data_path: the data that it was trained on; empty if unknown.
     origins: what it was made from, and itself.
@@ -120,34 +124,50 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
         raise ConfigError(
             f"train.init={error} (finetune.tokens=FILE names the tokens of an icefall checkpoint)"
         ) from error
+    # A folder in the hub's cache has the name of a commit, and a file there is a link to a digest.
+    name = hub_name(str(named)).repository.partition("/")[2] if source else _own_name(found)
     if found.kind == "run":
-        return _run(found.path, str(found.checkpoint or config.checkpoint))
+        return _run(found.path, str(found.checkpoint or config.checkpoint), name, source)
     if found.kind == "file":
-        return _model_file(path, found.path, source)
+        return _model_file(found.path, name, source)
     if found.kind == "onnx":
         raise ConfigError(
             f"train.init={path}: ONNX files cannot be trained; name the run or its model.pt"
         )
     if found.kind == "nemo":
-        return _nemo(found.path, source)
-    return _icefall(found, source, trust=config.trust)
+        return _nemo(found.path, name, source)
+    return _icefall(found, name, source, trust=config.trust)
 
 
-def _run(folder: Path, which: str) -> Source:
+def _own_name(found: FoundModel) -> str:
+    """The name of a file or folder here, or of the folder above if all models share the name."""
+    path = found.path
+    path = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
+    if found.kind == "run":
+        return path.name
+    if _SHARED_NAME.fullmatch(path.name):
+        path = path.parent
+    if path.parent.name == "export":  # RUN/export/FORMAT
+        path = path.parent.parent
+    elif path.name == "exp":  # of icefall's recipes, and of repositories with their models
+        path = path.parent
+    return path.stem if path.is_file() else path.name
+
+
+def _run(folder: Path, which: str, name: str, source: str) -> Source:
     config = run_config(folder, [as_override("decode.checkpoint", which), "train.device=cpu"])
     loaded = load_model(config)
-    name = folder.resolve().name
     return Source(
         name=name,
         model=loaded.model,
         tokenizer=loaded.tokenizer,
         config=run_config(folder),
         data_path=config.data.path,
-        origins=with_itself(chain_of_run(run_config(folder)), name, loaded.model),
+        origins=with_itself(chain_of_run(run_config(folder)), name, loaded.model, source),
     )
 
 
-def _model_file(path: Path, file: Path, source: str) -> Source:
+def _model_file(file: Path, name: str, source: str) -> Source:
     loaded = model_file.load_model(file)
     is_zipformer = loaded.model.config.encoder.kind == "zipformer"
     training = load_config(ExperimentConfig, None, _ZIPFORMER_TRAINING if is_zipformer else ())
@@ -165,7 +185,6 @@ def _model_file(path: Path, file: Path, source: str) -> Source:
         optimiser=training.optimiser,
         train=training.train,
     )
-    name = path.resolve().name if path.is_dir() else path.stem
     return Source(
         name=name,
         model=loaded.model,
@@ -175,12 +194,12 @@ def _model_file(path: Path, file: Path, source: str) -> Source:
     )
 
 
-def _icefall(found: FoundModel, source: str, *, trust: bool) -> Source:
+def _icefall(found: FoundModel, name: str, source: str, *, trust: bool) -> Source:
     assert found.tokens is not None
     path = found.path
     run = read_run(path, found.tokens, Path("exp/icefall"), trust=trust)
     return Source(
-        name=path.stem,
+        name=name,
         model=run.model,
         tokenizer=run.tokenizer,
         config=run.config,
@@ -188,12 +207,11 @@ def _icefall(found: FoundModel, source: str, *, trust: bool) -> Source:
     )
 
 
-def _nemo(path: Path, source: str) -> Source:
+def _nemo(path: Path, name: str, source: str) -> Source:
     run = nemo.read_run(path, Path("exp/nemo"))
     weights = path if path.is_file() else path / WEIGHTS
     return Source(
-        # A file of the hub's cache is a link to one whose name is a digest.
-        name=path.stem if path.is_file() else path.resolve().name,
+        name=name,
         model=run.model,
         tokenizer=run.tokenizer,
         config=run.config,

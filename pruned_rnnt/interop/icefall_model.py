@@ -129,8 +129,8 @@ def read_icefall(
             objects of other packages.
 
     Raises:
-        ValueError: the file is of another kind, needs `trust`, or has no average, which `since`
-            needs.
+        ValueError: the file is of another kind, needs `trust`, has integers as parameters, or has
+            no average, which `since` needs.
     """
     end = _load(path, trust)
     if since is None:
@@ -179,6 +179,12 @@ def _load(path: str | pathlib.Path, trust: bool) -> dict[str, Any]:
         fault = describe_no_parameters(checkpoint.get(key) or {})
         if fault:
             raise ValueError(f"{path} is not a checkpoint of icefall: in {key!r}, {fault}")
+        for name, value in (checkpoint.get(key) or {}).items():
+            if value.dim() and not value.is_floating_point():  # one number may be a counter
+                raise ValueError(
+                    f"{path}: {name} is of {value.dtype}, needs floating-point parameters: use the "
+                    "checkpoint before quantisation"
+                )
     if not isinstance(checkpoint.get("batch_idx_train", 0), int):
         raise ValueError(f"{path} is not a checkpoint of icefall: batch_idx_train is no number")
     return checkpoint

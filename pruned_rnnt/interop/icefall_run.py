@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from pruned_rnnt.model.build_model import sized_model
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.train.experiment import ExperimentConfig, check_no_folder
+
+logger = logging.getLogger(__name__)
 
 # protobuf creates the classes of this module at import, so type checkers do not see them.
 proto: Any = sentencepiece_model_pb2
@@ -128,7 +131,7 @@ def read_run(
     trust: bool = False,
     overrides: Sequence[str] = (),
 ) -> ImportedRun:
-    """Read a checkpoint as a run; writes nothing.
+    """Read a checkpoint as a run; writes nothing, and warns of parameters that no module here has.
 
     Args:
         checkpoint, since, trust: as for `read_icefall`.
@@ -168,6 +171,12 @@ def read_run(
     missing = [name for name in fit.missing if name.startswith(_NEEDED)]
     if missing:
         raise ValueError(f"{checkpoint} lacks {', '.join(missing)}")
+    if fit.unused:
+        logger.warning(
+            "%s: ignored, because our model has no such parameters: %s",
+            checkpoint,
+            ", ".join(fit.unused),
+        )
     model.load_state_dict(fit.state_dict)
     return ImportedRun(model=model.eval(), config=config, tokenizer=tokenizer, fit=fit)
 
@@ -207,13 +216,10 @@ def _plain(value: Any) -> Any:
 
 
 def describe(run: ImportedRun) -> list[str]:
-    """The size of the model, and the names of the parameters that did not fit."""
+    """The size of the model, and the names of the parameters that are random."""
     count = sum(parameter.numel() for parameter in run.model.parameters())
     lines = [f"wrote {run.config.folder}: Zipformer transducer, {count / 1e6:.1f} M parameters"]
-    for names, meaning in (
-        (run.fit.unused, "ignored, because our model has no such parameters"),
-        (run.fit.missing, "not in the checkpoint, so random (used only in training)"),
-    ):
-        if names:
-            lines.append(f"{meaning}: {', '.join(names)}")
+    if run.fit.missing:
+        names = ", ".join(run.fit.missing)
+        lines.append(f"not in the checkpoint, so random (used only in training): {names}")
     return lines

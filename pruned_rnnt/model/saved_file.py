@@ -32,6 +32,7 @@ _PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
 _TENSORS = {Tensor, nn.Parameter}
 _OF_TORCH = {torch.Size, torch.dtype, torch.device, torch.layout, torch.qscheme}
 _ZIP_START = b"PK\x03\x04"
+_LFS_START = b"version https://git-lfs"
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
@@ -129,6 +130,14 @@ def describe_no_parameters(state: Any) -> str:
     return ""
 
 
+def lfs_advice(path: Path) -> str:
+    """For the message about a file that is unreadable: what to do if Git LFS has left it out of a
+    clone; else empty."""
+    with path.open("rb") as file:
+        is_pointer = file.read(len(_LFS_START)) == _LFS_START
+    return ": it is a pointer of Git LFS, run `git lfs pull` in its repository" * is_pointer
+
+
 class UnusableFileError(ValueError):
     """A file that cannot be used; the message is one line with its path and the reason."""
 
@@ -165,13 +174,14 @@ def read_saved(
     if not start:
         raise UnusableFileError(f"{path} is empty")
     if start != _ZIP_START:
-        raise UnusableFileError(f"{path} is damaged or not a {kind}")
+        raise UnusableFileError(f"{path} is damaged or not a {kind}{lfs_advice(path)}")
     try:
         # torch writes checksums but does not verify them.
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
             size = sum(member.file_size for member in archive.infolist())
-        if damaged is None:
+            is_program = any(_is_in_root(name, "constants.pkl") for name in archive.namelist())
+        if damaged is None and not is_program:
             with torch.serialization.safe_globals(list(allowed)):
                 values = torch.load(path, map_location="cpu", weights_only=not trust, mmap=mapped)
     except pickle.UnpicklingError as error:
@@ -187,6 +197,10 @@ def read_saved(
         raise UnusableFileError(f"{path} is truncated or damaged ({reason})") from error
     if damaged is not None:
         raise UnusableFileError(f"{path} is damaged: the checksum of {damaged} is wrong")
+    if is_program:
+        raise UnusableFileError(
+            f"{path} is a program of TorchScript, needs a {kind}: pass the file with the parameters"
+        )
     if fault := describe_unusable(values, size):
         raise UnusableFileError(f"{path} is refused: {fault}")
     return values
@@ -201,15 +215,16 @@ def read_outline(path: Path) -> Any:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            (name,) = (name for name in archive.namelist() if _is_outline(name))
+            (name,) = (name for name in archive.namelist() if _is_in_root(name, "data.pkl"))
             with archive.open(name) as file:
                 return _Outline(file).load()
     except Exception:  # as for `read_saved`; formats of other programs too
         return None
 
 
-def _is_outline(name: str) -> bool:
-    return name.count("/") == 1 and name.endswith("/data.pkl")
+def _is_in_root(name: str, file: str) -> bool:
+    """True for `ROOT/file`: torch.save puts all that it writes in one folder."""
+    return name.count("/") == 1 and name.endswith(f"/{file}")
 
 
 class _Anything:

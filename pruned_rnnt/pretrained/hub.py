@@ -17,6 +17,8 @@ from pruned_rnnt.system.optional_packages import MissingPackageError, require
 logger = logging.getLogger(__name__)
 
 _PREFIX = re.compile(r"hf:/{1,2}")  # a Path has one slash
+# The first line of its errors, which have the reason below.
+_STATUS = re.compile(r"\d{3} (Client|Server) Error\b.*\s*")
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Not needed to load a model: programs for torch.export, and ONNX files of smaller precision.
 _NOT_FETCHED = ["*.pt2", "*.int8.onnx", "*.int4.onnx", "*.fp16.onnx", "*jit*.pt", "*.wav"]
@@ -82,6 +84,7 @@ def fetch(name: HubName) -> Path:
     """
     require("huggingface_hub")
     import huggingface_hub
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
         folder = huggingface_hub.snapshot_download(
@@ -89,9 +92,13 @@ def fetch(name: HubName) -> Path:
         )
     # Errors of the network are those of an HTTP library that differs between versions.
     except Exception as error:
+        # What the hub also answers for a private repository without a token.
+        may_be_private = isinstance(error, RepositoryNotFoundError)
         raise HubError(
             f"the model {name} is neither a path here nor a repository that can be fetched: "
             f"{_first_line(error)}"
+            + " (check the name; for a private or gated repository, log in with `hf auth login`)"
+            * may_be_private
         ) from error
     return Path(folder)
 
@@ -178,4 +185,6 @@ def _files_to_push(folder: Path, name: HubName) -> dict[str, Path | bytes]:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    text = str(error).strip()
+    text = _STATUS.sub("", text, count=1) or text or type(error).__name__
+    return text.splitlines()[0].rstrip(".")

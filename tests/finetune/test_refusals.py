@@ -12,14 +12,19 @@ from lhotse import CutSet
 from lhotse.testing.dummies import dummy_cut, dummy_supervision
 
 from pruned_rnnt.cli.command import EXIT_USAGE
+from pruned_rnnt.config.load import ConfigError, to_yaml
 from pruned_rnnt.data.audio.features import FBANK
 from pruned_rnnt.data.input.data_config import DataConfig
+from pruned_rnnt.export.model_file import ModelFile, save_model
 from pruned_rnnt.finetune import source
 from pruned_rnnt.finetune.evaluation import _saved
-from pruned_rnnt.finetune.settings import load_finetuning
+from pruned_rnnt.finetune.settings import continued_finetuning, load_finetuning
+from pruned_rnnt.licences.chain import add_origins
+from pruned_rnnt.pretrained.found_model import FoundModel
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.experiment import ExperimentConfig
+from pruned_rnnt.train.run import load_model, run_config
 from tests.finetune.runs import command, error_of
 
 
@@ -74,6 +79,49 @@ def test_the_configuration_of_a_run_is_taken(root: Path, tmp_path: Path) -> None
     config, source = load_finetuning(root / "run/config.yaml", named)
     assert config.data.old_share == 0.25
     assert source is not None
+
+
+def test_a_run_of_another_source_is_not_continued(root: Path, tmp_path: Path) -> None:
+    run = tmp_path / "tuned"
+    settings = [f"data.path={root}/new", f"train.folder={run}"]
+    config, begun = load_finetuning(None, [f"train.init={root}/run", *settings])
+    assert begun is not None
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/step-00000001.pt").touch()
+    (run / "config.yaml").write_text(to_yaml(config))
+    add_origins(run, begun.origins)
+    loaded = load_model(run_config(root / "run"))
+    for model in ("same", "other"):
+        parts = ModelFile(loaded.model, loaded.tokenizer)
+        save_model(parts, tmp_path / model / "model.pt", "a test")
+        next(loaded.model.parameters()).data.mul_(1.5)
+    same, other = (f"train.init={tmp_path}/{model}" for model in ("same", "other"))
+    assert load_finetuning(None, [same, *settings])[1] is None
+    assert continued_finetuning(run / "config.yaml", [same])[1] is None
+    assert continued_finetuning(run / "config.yaml", [])[1] is None
+    message = rf"tuned holds a run made from {root}/run \(.*, and {other} has other weights .*: set"
+    with pytest.raises(ConfigError, match=message):
+        load_finetuning(None, [other, *settings])
+    with pytest.raises(ConfigError, match=message):
+        continued_finetuning(run / "config.yaml", [other])
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("zipformer/exp/pretrained.pt", "zipformer"),
+        ("zipformer/epoch-30.pt", "zipformer"),
+        ("mine.pt", "mine"),
+        ("calls/export/torch/model.pt", "calls"),
+        ("parakeet-0.6b.nemo", "parakeet-0.6b"),
+    ],
+)
+def test_names_of_sources(tmp_path: Path, path: str, name: str) -> None:
+    """Those of files are often the same for all models."""
+    file = tmp_path / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    assert source._own_name(FoundModel(kind="file", path=file)) == name
 
 
 def test_data_are_a_folder_and_not_a_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,21 @@ def test_quantised_tensors_are_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)}, tmp_path / "a")
     with pytest.raises(UnusableFileError, match=r"a is refused: .*w is not a dense .*quantised"):
         read_saved(tmp_path / "a", "checkpoint")
+
+
+def test_a_program_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "jit_script.pt"
+    torch.save({"w": torch.ones(3)}, path)
+    with zipfile.ZipFile(path, "a") as archive:  # by which torch knows programs of TorchScript
+        archive.writestr("jit_script/constants.pkl", b"")
+    with pytest.raises(UnusableFileError, match=r"a program of TorchScript, needs a checkpoint"):
+        read_saved(path, "checkpoint")
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
+    with pytest.raises(UnusableFileError, match="not a checkpoint: it is a pointer of Git LFS"):
+        read_saved(tmp_path / "a.pt", "checkpoint")
 
 
 def test_shared_and_sliced_tensors_are_read(tmp_path: Path) -> None:

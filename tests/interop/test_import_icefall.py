@@ -148,9 +148,9 @@ def test_parameters_that_do_not_fit_are_reported(
     torch.save({"model": theirs}, path)
     arguments = [str(path), "--tokens", str(tokens), "--output"]
     assert main(["import-icefall", *arguments, str(tmp_path / "run")]) == 0
-    shown = capsys.readouterr().out
-    assert "no such parameters: attention_decoder.embed.weight" in shown
-    assert "(used only in training): pruned_loss.simple_am_proj.bias" in shown
+    shown = capsys.readouterr()
+    assert "no such parameters: attention_decoder.embed.weight" in shown.err
+    assert "(used only in training): pruned_loss.simple_am_proj.bias" in shown.out
     assert main(["import-icefall", *arguments, str(tmp_path / "run")]) == EXIT_FAILED
     assert "already holds a run" in capsys.readouterr().err
     wide = ["model.encoder.position_dim=50"]
@@ -175,12 +175,16 @@ def test_unusable_files_are_errors(
     state = to_icefall_state(make_model())
     ctc = {name: value for name, value in state.items() if name.startswith("encoder")}
     torch.save({"model": ctc}, encoder)
+    rounded = tmp_path / "rounded.pt"
+    integers = {name: value.to(torch.int8) for name, value in state.items()}
+    torch.save({"model": integers}, rounded)
     for path, message in (
         (tmp_path / "absent.pt", "no checkpoint at"),
         (text, "is damaged or not a checkpoint of icefall"),
         (other, "not those of a Zipformer"),
         (ours, "is a pruned_rnnt checkpoint, expected a file of icefall"),
         (encoder, "is not a transducer"),
+        (rounded, "is of torch.int8, needs floating-point parameters: use the checkpoint before"),
     ):
         run = str(tmp_path / "run")
         assert main(["import-icefall", str(path), "--tokens", str(tokens), "--output", run]) != 0

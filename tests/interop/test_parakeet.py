@@ -178,6 +178,8 @@ def test_loss_is_that_of_the_outputs(name: str, tmp_path: Path) -> None:
         ("nemo_rnnt", {"preprocessor__n_fft": 1024}, "preprocessor.n_fft is 1024"),
         ("nemo_rnnt", {"preprocessor__window_size": 0.02}, "preprocessor.window_size is 0.02"),
         ("nemo_rnnt", {"preprocessor": {}}, "preprocessor.window_size is 0.02"),
+        ("nemo_rnnt", {"preprocessor___target_": "a.AudioToMFCCPreprocessor"}, "_target_ is a.Au"),
+        ("nemo_rnnt", {"sample_rate": 8000}, "model_config.sample_rate is 8000"),
         ("nemo_rnnt", {"preprocessor__n_window_size": 320}, "preprocessor.n_window_size is 320"),
         ("nemo_rnnt", {"preprocessor__mel_norm": None}, "preprocessor.mel_norm is None"),
         ("nemo_rnnt", {"encoder__d_model": None}, "encoder.d_model is None; it must be an integer"),
@@ -211,6 +213,45 @@ def test_other_models_are_refused_by_name(
         import_model(written(name, tmp_path, **changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling_rate": 8000}, "preprocessor_config.sampling_rate is 8000; supported: 16000"),
+        ({"hop_length": 256, "n_fft": 1024}, "preprocessor_config.hop_length is 256"),
+        ({"feature_size": 128}, "preprocessor_config.feature_size is 128; supported: 80"),
+        ({"feature_extractor_type": "WhisperFeatureExtractor"}, "_type is 'WhisperFeature"),
+    ],
+)
+def test_other_features_of_folders_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = written("transformers_ctc", tmp_path)
+    for name, values in (
+        ("processor_config.json", {"feature_extractor": changes}),
+        ("preprocessor_config.json", changes),
+    ):
+        (folder / name).write_text(json.dumps(values))
+        with pytest.raises(ValueError, match=message):
+            import_model(folder)
+
+
+def test_folders_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = written("transformers_ctc", tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 12\n")
+    with pytest.raises(ValueError, match="not a safetensors file: it is a pointer of Git LFS, run"):
+        import_model(folder)
+    for name in ("pytorch_model.bin", "model-00001-of-00002.safetensors"):
+        weights = weights.rename(folder / name)
+        with pytest.raises(ValueError, match=rf"weights in {name}, needs .*: .*save_pretrained"):
+            import_model(folder)
+    # Before files are missed: no file would make this model one that is supported.
+    (folder / "config.json").write_text('{"model_type": "whisper"}')
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"'whisper'; supported: .*model.encoder.name_or_folder"):
+        import_model(folder)
+
+
 def test_models_trained_with_our_losses_in_nemo_are_read() -> None:
     config = nemo_config("rnnt")
     assert nemo_topology(config | {"loss": {"loss_name": "pruned_rnnt"}}).loss.durations == ()
@@ -223,6 +264,7 @@ def test_models_trained_with_our_losses_in_nemo_are_read() -> None:
 
 def test_windows_may_be_in_samples() -> None:
     config = nemo_config("rnnt")
+    config["encoder"]["stochastic_depth_drop_prob"] = 0.3  # acts in training alone
     samples = {"window_size": None, "n_window_size": 400}
     changed = config | {"preprocessor": config["preprocessor"] | samples}
     assert nemo_topology(changed) == nemo_topology(config)
@@ -286,6 +328,9 @@ def test_safetensors_files(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], x) for name, x in tensors.items())
     assert found["c"].shape == ()
     content = path.read_bytes()
+    path.write_bytes(content.replace(b'"dtype": "BF16"', b'"dtype": "F8_E"'))
+    with pytest.raises(ValueError, match="b has the dtype F8_E; supported: F64"):
+        read_safetensors(path)
     for damaged in (b"", content[:20], content[:-9], content.replace(b"[2, 3]", b"[2, 9]")):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match="damaged"):

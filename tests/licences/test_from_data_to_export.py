@@ -94,7 +94,7 @@ def test_chain_reaches_card_metadata_and_inspect(
     assert chain is not None
     assert [(o.kind, o.name, o.licence.id) for o in chain.origins] == [
         ("data", "old", "CC-BY-NC-4.0"),
-        ("weights", "torch", "CC-BY-NC-4.0"),
+        ("weights", "run", "CC-BY-NC-4.0"),
         ("data", "new", "CC-BY-4.0"),
     ]
     assert chain.origins[1].digest.startswith("parameters:")
@@ -104,7 +104,7 @@ def test_chain_reaches_card_metadata_and_inspect(
     assert main(command) == EXIT_USAGE
     shown = capsys.readouterr().err
     assert "data old (CC-BY-NC-4.0): it allows commercial use" in shown
-    assert "weights torch (CC-BY-NC-4.0)" in shown
+    assert "weights run (CC-BY-NC-4.0)" in shown
     assert not (tuned / "export").exists()
     assert main([*command, "card.license_reason=a contract | of 2026"]) == 0
     folder = tuned / "export/torch"
@@ -121,7 +121,7 @@ def test_chain_reaches_card_metadata_and_inspect(
         assert main(["inspect", str(target)]) == 0
         shown = capsys.readouterr().out
         assert "data old: CC-BY-NC-4.0; attribution, no commercial use; our archive" in shown
-        assert "weights torch: CC-BY-NC-4.0" in shown
+        assert "weights run: CC-BY-NC-4.0" in shown
     assert "licence Apache-2.0 (a contract | of 2026)" in shown
 
 

@@ -17,9 +17,12 @@ import soundfile
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_USAGE
+from pruned_rnnt.finetune.source import load_source
+from pruned_rnnt.licences.chain import read_chain
 from pruned_rnnt.pretrained.found_model import NoModelError
 from pruned_rnnt.pretrained.hub import HubError, hub_name, local_path, push
 from pruned_rnnt.system.optional_packages import MissingPackageError
+from pruned_rnnt.train.experiment import FinetuneConfig
 from tests.pretrained.saved_models import (
     make_model,
     make_tokenizer,
@@ -108,6 +111,43 @@ def test_paths_come_before_repositories(
     assert local_path("absent.pt") == Path("absent.pt")
     with pytest.raises(HubError, match="the model owner/name is neither"):
         local_path("owner/name")
+
+
+@needs_hub
+def test_sources_have_the_name_of_the_repository(cache: Path) -> None:
+    """The folder in the cache has that of a commit."""
+    tokenizer = make_tokenizer()
+    save_icefall(snapshot_folder(cache, "owner/calls", "v1"), make_model(tokenizer), tokenizer)
+    assert load_source(Path("owner/calls@v1"), FinetuneConfig()).name == "calls"
+    assert load_source(Path("hf://owner/calls@v1"), FinetuneConfig()).name == "calls"
+
+
+@needs_hub
+def test_models_of_repositories_are_imported(cache: Path, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    save_icefall(snapshot_folder(cache, "owner/calls"), make_model(tokenizer), tokenizer)
+    assert main(["import", "owner/calls", str(tmp_path / "run")]) == 0
+    chain = read_chain(tmp_path / "run")
+    assert chain is not None
+    assert chain.origins[-1].licence.source == "Hugging Face hub, owner/calls"
+
+
+@needs_hub
+@pytest.mark.parametrize("error", ["RepositoryNotFoundError", "RevisionNotFoundError"])
+def test_the_reason_of_the_hub_is_shown(
+    hub: ModuleType, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    kind = getattr(hub.errors, error)
+    # Its own arguments differ between versions.
+    raised = type("Refused", (kind,), {"__init__": lambda self, text: OSError.__init__(self, text)})
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise raised("404 Client Error. (Request ID: 1)\n\nNot Found for url: x.\nMore.")
+
+    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    with pytest.raises(HubError, match=r"can be fetched: Not Found for url: x( \(|$)") as caught:
+        local_path("owner/name")
+    assert ("hf auth login" in str(caught.value)) == (error == "RepositoryNotFoundError")
 
 
 @needs_hub

@@ -1,9 +1,9 @@
 """The files of a model of NeMo or transformers, read without running anything in them.
 
 NeMo: an archive `MODEL.nemo` (tar, also compressed) with model_config.yaml, model_weights.ckpt and
-the tokenizer's SentencePiece model. transformers: a folder with config.json, model.safetensors and
-tokenizer.json. A file of the safetensors format has the length of a JSON header, the header, and
-the tensors.
+the tokenizer's SentencePiece model. transformers: a folder with config.json, model.safetensors,
+tokenizer.json, and preprocessor_config.json or processor_config.json if the features are named. A
+file of the safetensors format has the length of a JSON header, the header, and the tensors.
 """
 
 from __future__ import annotations
@@ -22,11 +22,20 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from pruned_rnnt.model.saved_file import UnusableFileError, describe_no_parameters, read_saved
+from pruned_rnnt.interop.nemo.topology import EXTRACTOR_SECTION, TRANSFORMERS_KINDS
+from pruned_rnnt.model.saved_file import (
+    UnusableFileError,
+    describe_no_parameters,
+    lfs_advice,
+    read_saved,
+)
 
 StateDict = dict[str, Tensor]
 
 CONFIG_JSON, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+_EXTRACTOR, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+# In several files, or as transformers wrote them before 5.0.
+_OTHER_WEIGHTS = ("model.safetensors.index", "model-0", "pytorch_model")
 _YAML, _CHECKPOINT, _SENTENCEPIECE = "model_config.yaml", "model_weights.ckpt", "tokenizer.model"
 # A configuration or a tokenizer is a few hundred KiB.
 _MOST_BYTES = 1 << 26
@@ -48,7 +57,7 @@ class SourceFiles:
     """What the files of a model say.
 
     path: the archive or folder.
-    config: model_config.yaml or config.json.
+    config: model_config.yaml; or config.json, with preprocessor_config.json as a section.
     parameters: by their names there.
     tokenizer: the bytes of tokenizer.model or tokenizer.json.
     """
@@ -85,7 +94,9 @@ def read_archive(path: Path) -> SourceFiles:
                 raise type(error)(reason) from error
     except (tarfile.TarError, EOFError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise UnusableFileError(f"{path} is damaged or not a .nemo archive ({reason})") from error
+        raise UnusableFileError(
+            f"{path} is damaged or not a .nemo archive ({reason}){lfs_advice(path)}"
+        ) from error
     if fault := describe_no_parameters(parameters):
         raise UnusableFileError(f"{path}: {_CHECKPOINT} has no parameters: {fault}")
     return SourceFiles(path=path, config=config, parameters=parameters, tokenizer=tokenizer)
@@ -153,21 +164,49 @@ def read_folder(path: Path) -> SourceFiles:
     """The files of a folder of transformers.
 
     Raises:
-        UnusableFileError: a file is missing or damaged.
+        UnusableFileError: a file is missing or damaged, or the model is another one.
     """
-    for name in (CONFIG_JSON, WEIGHTS, TOKENIZER):
+    config = _json(path, CONFIG_JSON)
+    model_type = config.get("model_type")
+    if model_type not in tuple(TRANSFORMERS_KINDS):  # it may be a list, which has no hash
+        raise UnusableFileError(
+            f"{path}: model_type is {model_type!r}; supported: {', '.join(TRANSFORMERS_KINDS)}. "
+            "The encoder of wav2vec 2.0, HuBERT, WavLM or Whisper can be trained on: "
+            "model.encoder.kind=transformers model.encoder.name_or_folder=FOLDER"
+        )
+    if not (path / WEIGHTS).is_file() and (other := _other_weights(path)):
+        raise UnusableFileError(
+            f"{path} has its weights in {other}, needs {WEIGHTS}: load the model in transformers "
+            "and write it by save_pretrained(FOLDER, max_shard_size='100GB')"
+        )
+    for name in (WEIGHTS, TOKENIZER):
         if not (path / name).is_file():
             raise UnusableFileError(f"{path} has no {name}, which models of transformers need")
-    try:
-        config = json.loads((path / CONFIG_JSON).read_bytes())
-    except ValueError as error:
-        raise UnusableFileError(f"{path / CONFIG_JSON} is damaged: {error}") from error
+    if (path / _EXTRACTOR).is_file():
+        config[EXTRACTOR_SECTION] = _json(path, _EXTRACTOR)
+    elif (path / _PROCESSOR).is_file():
+        config[EXTRACTOR_SECTION] = _json(path, _PROCESSOR).get("feature_extractor")
     return SourceFiles(
         path=path,
-        config=_mapping(path, CONFIG_JSON, config),
+        config=config,
         parameters=read_safetensors(path / WEIGHTS),
         tokenizer=(path / TOKENIZER).read_bytes(),
     )
+
+
+def _json(path: Path, name: str) -> dict[str, Any]:
+    if not (path / name).is_file():
+        raise UnusableFileError(f"{path} has no {name}, which models of transformers need")
+    try:
+        values = json.loads((path / name).read_bytes())
+    except ValueError as error:
+        raise UnusableFileError(f"{path / name} is damaged: {error}") from error
+    return _mapping(path, name, values)
+
+
+def _other_weights(path: Path) -> str:
+    names = sorted(x.name for x in path.iterdir() if x.name.startswith(_OTHER_WEIGHTS))
+    return names[0] if names else ""
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -179,7 +218,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if not 0 < size <= _MOST_HEADER:
-            raise UnusableFileError(f"{path} is damaged or not a safetensors file")
+            raise UnusableFileError(
+                f"{path} is damaged or not a safetensors file{lfs_advice(path)}"
+            )
         try:
             header = json.loads(file.read(size))
             entries = {str(k): v for k, v in header.items() if k != "__metadata__"}
@@ -192,10 +233,15 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _tensor(path: Path, name: str, entry: Any, content: np.ndarray[Any, Any]) -> Tensor:
     try:
-        dtype, shape = _DTYPES[entry["dtype"]], [int(x) for x in entry["shape"]]
+        named, shape = str(entry["dtype"]), [int(x) for x in entry["shape"]]
         begin, end = (int(x) for x in entry["data_offsets"])
     except (KeyError, TypeError, ValueError) as error:
         raise UnusableFileError(f"{path} is damaged: its entry of {name} is {entry}") from error
+    if named not in _DTYPES:
+        raise UnusableFileError(
+            f"{path}: {name} has the dtype {named}; supported: {', '.join(_DTYPES)}"
+        )
+    dtype = _DTYPES[named]
     expected = math.prod(shape) * torch.empty(0, dtype=dtype).element_size()
     if (
         min(shape, default=0) < 0

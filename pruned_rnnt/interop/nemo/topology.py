@@ -20,7 +20,7 @@ _NEMO_KINDS = {
     "EncDecCTCModelBPE": _CTC,
     "EncDecHybridRNNTCTCBPEModel": _HYBRID,
 }
-_TRANSFORMERS_KINDS = {
+TRANSFORMERS_KINDS = {
     "parakeet_ctc": _CTC,
     "parakeet_rnnt": _TRANSDUCER,
     "parakeet_tdt": _TRANSDUCER,
@@ -36,7 +36,6 @@ _ENCODER = {
     "att_context_style": ("regular", "chunked_limited"),
     "conv_norm_type": ("batch_norm", "layer_norm"),
     "global_tokens": (0,),
-    "stochastic_depth_drop_prob": (0, 0.0),
 }
 # In samples or in seconds: NeMo takes one of both.
 _PREPROCESSOR = {
@@ -58,6 +57,16 @@ _PREPROCESSOR = {
     "log_zero_guard_value": (2**-24,),
     "exact_pad": (False,),
     "normalize": ("per_feature", "NA", None),
+}
+# The same features, as preprocessor_config.json of transformers has them.
+EXTRACTOR_SECTION = "preprocessor_config"
+_EXTRACTOR = {
+    "feature_extractor_type": ("ParakeetFeatureExtractor",),
+    "sampling_rate": (16000,),
+    "hop_length": (160,),
+    "win_length": (400,),
+    "n_fft": (512,),
+    "preemphasis": (0.97,),
 }
 # The last ones are those of pruned_rnnt.compat.nemo_loss.
 _RNNT_LOSSES = ("default", "warprnnt_numba", "pytorch", "warprnnt", "pruned_rnnt")
@@ -88,6 +97,12 @@ def _check(section: str, values: Mapping[str, Any], supported: Mapping[str, Sequ
             raise ValueError(
                 f"{section}.{key} is {values[key]!r}; supported: {', '.join(map(repr, allowed))}"
             )
+
+
+def _check_target(section: str, values: Mapping[str, Any], supported: str) -> None:
+    """The class that NeMo would make; the path of its module changes between versions."""
+    if str(values.get("_target_", supported)).rpartition(".")[2] != supported:
+        raise ValueError(f"{section}._target_ is {values['_target_']}; supported: {supported}")
 
 
 def _section(
@@ -145,8 +160,7 @@ def nemo_topology(config: Mapping[str, Any]) -> Topology:
     decoder, joint = _section(config, "decoder"), _section(config, "joint")
     prednet, jointnet = _section(decoder, "decoder.prednet"), _section(joint, "joint.jointnet")
     _check("decoder", decoder, {"normalization_mode": (None,), "blank_as_pad": (True,)})
-    if str(decoder.get("_target_", "RNNTDecoder")).rpartition(".")[2] != "RNNTDecoder":
-        raise ValueError(f"decoder._target_ is {decoder['_target_']}; supported: RNNTDecoder")
+    _check_target("decoder", decoder, "RNNTDecoder")
     _check("joint.jointnet", jointnet, {"activation": ("relu", "tanh")})
     loss = _section(config, "loss", default={})
     return _transducer(
@@ -196,8 +210,9 @@ def _nemo_encoder(config: Mapping[str, Any]) -> FastConformerConfig:
     # NeMo's default.
     features = {"window_size": 0.02} | features
     _check("preprocessor", features, _PREPROCESSOR)
-    if str(values.get("_target_", "ConformerEncoder")).rpartition(".")[2] != "ConformerEncoder":
-        raise ValueError(f"encoder._target_ is {values['_target_']}; supported: ConformerEncoder")
+    _check_target("preprocessor", features, "AudioToMelSpectrogramPreprocessor")
+    _check("model_config", config, {"sample_rate": (16000, None)})
+    _check_target("encoder", values, "ConformerEncoder")
     _check("encoder", values, _ENCODER)
     causal = bool(values.get("causal_downsampling", False))
     style = values.get("att_context_style", "regular")
@@ -263,16 +278,13 @@ def _context(context: Any, causal: bool) -> dict[str, Any]:
 
 
 def transformers_topology(config: Mapping[str, Any]) -> Topology:
-    """The model of a config.json.
+    """The model of `SourceFiles.config` of a folder.
 
     Raises:
         ValueError: names the key whose value is not supported.
     """
-    model_type = config.get("model_type")
-    if model_type not in _TRANSFORMERS_KINDS:
-        supported = ", ".join(_TRANSFORMERS_KINDS)
-        raise ValueError(f"model_type is {model_type!r}; supported: {supported}")
-    kind = _TRANSFORMERS_KINDS[model_type]
+    model_type = config["model_type"]
+    kind = TRANSFORMERS_KINDS[model_type]
     values = _section(config, "encoder_config")
     _check("encoder_config", values, _TRANSFORMERS_ENCODER)
     bias = bool(values.get("attention_bias", True))
@@ -287,8 +299,11 @@ def transformers_topology(config: Mapping[str, Any]) -> Topology:
         raise ValueError(
             f"the id of the blank is {blank} and vocab_size {vocab_size}; supported: the last id"
         )
+    bins = _int(values, "encoder_config.num_mel_bins", 80)
+    extractor = _section(config, EXTRACTOR_SECTION, default={})
+    _check(EXTRACTOR_SECTION, extractor, _EXTRACTOR | {"feature_size": (bins,)})
     encoder = FastConformerConfig(
-        num_mel_bins=_int(values, "encoder_config.num_mel_bins", 80),
+        num_mel_bins=bins,
         features="nemo",
         layers=_int(values, "encoder_config.num_hidden_layers", 24),
         dim=_int(values, "encoder_config.hidden_size", 1024),
