@@ -413,6 +413,14 @@ def test_errors_of_a_section_of_several_kinds(overrides: list[str], message: str
         load_config(Experiment, None, overrides)
 
 
+def test_an_encoder_that_is_not_registered_names_the_cure() -> None:
+    advice = "if it is your own, import the file that calls register_encoder"
+    for kind, has_advice in (("mlp", True), ("conformr", False)):
+        with pytest.raises(ConfigError, match=f"kind={kind}' is none of ") as error:
+            load_config(ExperimentConfig, None, [f"model.encoder.kind={kind}"])
+        assert (advice in str(error.value)) == has_advice
+
+
 def test_removed_settings_name_their_replacement_and_saved_runs_are_read(tmp_path: Path) -> None:
     removed: dict[str, Any] = {
         "decode": {

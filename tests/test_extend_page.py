@@ -58,7 +58,8 @@ def test_the_page_works(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     # A program that has not imported the file.
     assert main(["decode", str(run)]) != 0
     kinds = "conformer, ensemble, fastconformer, transformers, zipformer"
-    assert f"'model.encoder.kind=lstm' is none of {kinds}" in capsys.readouterr().err
+    advice = "if it is your own, import the file that calls register_encoder"
+    assert f"'model.encoder.kind=lstm' is none of {kinds}; {advice}" in capsys.readouterr().err
 
     # Each block is a file of its own.
     names: dict[str, Any] = {}
@@ -69,6 +70,7 @@ def test_the_page_works(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     for refused, message in (
         (["decode", str(run), "decode.chunk=4"], "the encoder is not causal"),
         (["export", str(run)], "torch cannot export the encoder for any number of"),
+        (["export", str(run), "--format", "torch"], "; --format onnx may be able to"),
     ):
         assert main(refused) != 0
         assert message in capsys.readouterr().err.splitlines()[-1]
@@ -78,8 +80,10 @@ def test_the_page_works(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert many.insertions > few.insertions
     small = tmp_path / "small"
     assert names["train"](*own_settings(corpus, small, *of_encoder)) == "finished"
-    lines = [line for line in read_metrics(small) if line["group"] == "train"]
-    assert all(line["energy_per_frame"] > 0 for line in lines)
+    measured = read_metrics(small)
+    assert {line["group"] for line in measured} == {"train", "valid"}
+    assert all(line["energy_per_symbol"] > 0 for line in measured)
+    lines = [line for line in measured if line["group"] == "train"]
     first = lines[0]
     parts = sum(first[f"{name}_per_frame"] for name in ("ctc",)) + 0.1 * first["energy_per_frame"]
     assert first["total_per_frame"] > parts

@@ -207,13 +207,15 @@ def _defaults(cls: type, layers: list[Layer]) -> Any:
     """Defaults of `cls`, with the classes of sections that the layers choose by `kind`.
 
     A section that may be one of several classes is a field with their common base class as its
-    type and `metadata={"kinds": {name: class}}`. The last `kind: name` of the layers decides, and
-    replaces the others in `layers`.
+    type and `metadata={"kinds": {name: class}}`, with the name of the function that adds classes of
+    the user's own as `"register"`, if there is one. The last `kind: name` of the layers decides,
+    and replaces the others in `layers`.
     """
     from omegaconf import OmegaConf, read_write
 
     start = copy.deepcopy(_structured(cls))
-    for key, kinds in _sections_with_kinds(cls):
+    for key, metadata in _sections_with_kinds(cls):
+        kinds = metadata["kinds"]
         section, _, name = key.rpartition(".")
         choices = [
             (source, node)
@@ -225,6 +227,11 @@ def _defaults(cls: type, layers: list[Layer]) -> Any:
             if not isinstance(kind, str) or kind not in kinds:
                 guesses = difflib.get_close_matches(str(kind), kinds, n=1)
                 names = ", ".join(kinds) + did_you_mean(guesses)
+                if not guesses and (register := metadata.get("register")):
+                    names += (
+                        f"; if it is your own, import the file that calls {register}, or run that "
+                        "file in place of pruned-rnnt (docs/extend.md)"
+                    )
                 raise ConfigError(f"{source}: '{key}.kind={kind}' is none of {names}")
         if choices:
             last = choices[-1][1]["kind"]
@@ -296,11 +303,12 @@ def _drop_removed(cls: type, layers: list[Layer], *, refuse: bool) -> None:
                 del node[name]
 
 
-def _sections_with_kinds(cls: type) -> Iterator[tuple[str, Mapping[str, type]]]:
+def _sections_with_kinds(cls: type) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The keys of the sections of several kinds, with the metadata of their fields."""
     for prefix, section in _sections(cls):
         for field in dataclasses.fields(section):
             if "kinds" in field.metadata:
-                yield prefix + field.name, field.metadata["kinds"]
+                yield prefix + field.name, field.metadata
 
 
 def _sections(cls: type, prefix: str = "") -> Iterator[tuple[str, type]]:

@@ -168,16 +168,19 @@ def joiner(model: TransducerModel) -> Graph:
 
 
 @contextmanager
-def _one_line_errors(graph: Graph) -> Iterator[None]:
+def _one_line_errors(graph: Graph, advice: str = "") -> Iterator[None]:
     """Raise ExportError if torch cannot export a graph, as may be with encoders of one's own."""
     try:
-        yield
+        with warnings.catch_warnings():
+            # Exporters warn about their own internals; what they cannot export raises an error.
+            warnings.simplefilter("ignore")
+            yield
     except (RuntimeError, ValueError) as error:
         cause = error.__cause__ or error
         reason = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
         raise ExportError(
             f"torch cannot export the {graph.name} for any number of utterances and frames: "
-            f"{reason}"
+            f"{reason}{advice}"
         ) from error
 
 
@@ -188,7 +191,7 @@ def export_program(graph: Graph) -> torch.export.ExportedProgram:
         ExportError: torch cannot export its modules.
     """
     # With gradients, modules would be traced with their own backward passes.
-    with torch.no_grad(), _one_line_errors(graph):
+    with torch.no_grad(), _one_line_errors(graph, "; --format onnx may be able to"):
         return torch.export.export(
             graph.module.eval(),
             graph.inputs,
@@ -213,9 +216,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
             f"{_MOST_BYTES / 1e9:.2f} GB: use --format torch"
         )
 
-    with warnings.catch_warnings(), torch.inference_mode(), _one_line_errors(graph):
-        # The exporter warns about its own internals; what it cannot export raises an error.
-        warnings.simplefilter("ignore")
+    with torch.inference_mode(), _one_line_errors(graph):
         program = torch.onnx.export(
             graph.module.eval(),
             graph.inputs,

@@ -32,6 +32,8 @@ _LEAST_STORED = 256
 # Which input of a node is the weight, and the axis that gets a scale for each of its rows.
 _WEIGHT_INPUT = {"MatMul": 1, "Conv": 1, "Gather": 0}
 _CHANNEL_AXIS = {"MatMul": 1, "Conv": 0, "Gather": 0}
+# What models compute most in, besides tables of embeddings.
+_LAYERS = {"Conv", "ConvTranspose", "Einsum", "Gemm", "GRU", "LSTM", "MatMul", "RNN"}
 
 QuantisedPrecision = Literal["int8", "int4"]
 QUANTISED: tuple[QuantisedPrecision, ...] = ("int8", "int4")
@@ -232,11 +234,51 @@ def write_quantised(
 
 
 def write_fp16(source: Path, target: Path) -> None:
-    """Write a copy that computes in half precision, with float32 inputs and outputs."""
+    """Write a copy that computes in half precision, with float32 inputs and outputs.
+
+    What comes before the first layers stays in float32: half precision has no exact angles of
+    positions in long audio, and sums over many frames are beyond its range.
+    """
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
+    model = onnx.load(source)
+    kept = _before_layers(model.graph)
+    model = convert_float_to_float16(model, keep_io_types=True, node_block_list=kept)
+    # The converter rounds each value between two nodes that stay, too.
+    rounded = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if _type_of_cast(node) == onnx.TensorProto.FLOAT16
+    }
+    for node in model.graph.node:
+        if _type_of_cast(node) == onnx.TensorProto.FLOAT:
+            node.input[0] = rounded.get(node.input[0], node.input[0])
+    onnx.save(model, target)
+
+
+def _before_layers(graph: Any) -> list[str]:
+    """The names of the nodes that depend on no layer's output."""
+    names = []
+    later: set[str] = set()
+    weights = {each.name for each in graph.initializer}
+    for node in graph.node:
+        is_layer = (
+            node.op_type in _LAYERS
+            or (node.op_type == "Gather" and node.input[0] in weights)
+            # The nodes of conditions and loops may be layers.
+            or any(each.HasField("g") for each in node.attribute)
+        )
+        if is_layer or not later.isdisjoint(node.input):
+            later.update(node.output)
+        else:
+            names.append(node.name)
+    return names
+
+
+def _type_of_cast(node: Any) -> int | None:
+    """The type that a Cast gives; None for other nodes."""
+    return node.attribute[0].i if node.op_type == "Cast" else None
 
 
 def rounded_weight(precision: QuantisedPrecision, layer: Layer) -> npt.NDArray[np.float32]:

@@ -67,6 +67,14 @@ class OwnBatches:
                 "a continued run may get other batches. Leave it out if the dataset has set_epoch "
                 "or draws random numbers"
             )
+        generators = (getattr(each, "generator", None) for each in _drawn_from(batches))
+        if any(isinstance(each, torch.Generator) for each in generators):
+            logger.warning(
+                "batches draws from a generator of its own: a continued run gets other batches, "
+                "unless that generator is seeded anew in each epoch, and this is not noticed where "
+                "it continues at an epoch's end. Leave it out: the trainer seeds torch's global "
+                "generator for each epoch"
+            )
         self.seed = seed
         self._allow_changes = allow_changes
         self._epoch = 0
@@ -158,11 +166,17 @@ class OwnBatches:
 
 def _with_epochs(batches: Any, *, in_loader: bool) -> Iterable[Any]:
     """The objects with a `set_epoch`: the batches, and what a DataLoader draws from."""
-    found = [batches]
-    if in_loader and isinstance(batches, DataLoader):
-        grouped = batches.batch_sampler
-        found += [batches.dataset, batches.sampler, grouped, getattr(grouped, "sampler", None)]
+    found = _drawn_from(batches) if in_loader else [batches]
     return {id(each): each for each in found if hasattr(each, "set_epoch")}.values()
+
+
+def _drawn_from(batches: Any) -> list[Any]:
+    """The batches, and the dataset and samplers of a DataLoader."""
+    if not isinstance(batches, DataLoader):
+        return [batches]
+    grouped = batches.batch_sampler
+    sampler = getattr(grouped, "sampler", None)
+    return [batches, batches.dataset, batches.sampler, grouped, sampler]
 
 
 def _digest_of(batch: Any) -> str:

@@ -14,6 +14,7 @@ from pruned_rnnt.export.precision import (
     rounded_weight,
     shorten_names,
     tidy,
+    write_fp16,
     write_quantised,
 )
 from tests.export.matrix_models import relative_error, rows, run, write_model
@@ -76,6 +77,39 @@ def test_kept_layers_have_higher_precision(path: Path, precision: QuantisedPreci
     # Matrix products have eight bits, the convolution is float32.
     assert 1e-4 < relative_error(run(target, rows()), run(path, rows())) < 0.01
     assert path.stat().st_size / target.stat().st_size > 3
+
+
+def test_half_precision_keeps_positions_of_long_inputs(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 10, opset_import: ["": 20]>
+        positions (float[N, 64] x) => (float[N, 64] y) <int64 zero = {0}, int64 one = {1}>
+        {
+            counts = Shape <start = 0, end = 1> (x)
+            count = Squeeze (counts)
+            places = Range (zero, count, one)
+            floats = Cast <to = 1> (places)
+            column = Unsqueeze (floats, one)
+            angles = Mul (column, frequencies)
+            sines = Sin (angles)
+            products = MatMul (x, weight)
+            y = Add (products, sines)
+        }
+        """
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in (("weight", (64, 64)), ("frequencies", (1, 64))):
+        values = rng.random(shape, dtype=np.float32) / 8
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    for node in model.graph.node:
+        node.name = node.output[0]
+    path, half = tmp_path / "model.onnx", tmp_path / "half.onnx"
+    onnx.save(model, path)
+    write_fp16(path, half)
+    types = {each.name: each.data_type for each in onnx.load(half).graph.initializer}
+    assert types["weight"] == onnx.TensorProto.FLOAT16
+    for number in (50, 5000):
+        assert 1e-5 < relative_error(run(half, rows(number)), run(path, rows(number))) < 1e-3
 
 
 def test_short_names_change_no_output(tmp_path: Path, path: Path) -> None:

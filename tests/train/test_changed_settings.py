@@ -4,6 +4,7 @@ data that have changed in the middle of an epoch."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,15 @@ import torch
 from torch import nn
 
 from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.data.input.batch import Batch
+from pruned_rnnt.model.speech_model import ModelLosses
 from pruned_rnnt.system import switched_kernels
 from pruned_rnnt.train.engine import train_config
-from pruned_rnnt.train.engine.checkpoint import load_checkpoint, save_checkpoint
+from pruned_rnnt.train.engine.checkpoint import (
+    CheckpointFolder,
+    load_checkpoint,
+    save_checkpoint,
+)
 from pruned_rnnt.train.engine.train_config import TrainConfig, pick_device
 from pruned_rnnt.train.engine.trainer import Trainer
 from pruned_rnnt.train.optim.optimiser import (
@@ -22,6 +29,7 @@ from pruned_rnnt.train.optim.optimiser import (
     build_optimiser,
     load_optimiser_state,
 )
+from pruned_rnnt.train.tasks.speech_task import SpeechTask
 from tests.tiny_corpus import make_corpus, speech_trainer, tiny_experiment
 
 FIRST = OptimiserConfig(weight_decay=0.01, clip_scale=2.0)
@@ -148,6 +156,28 @@ def test_scores_of_another_metric_are_not_compared(
     other.state.counters.step += 1
     other.state.save(other.checkpoints, score=2e9)
     assert other.checkpoints.best() == other.checkpoints.paths()[-2]
+
+
+class Scaled(SpeechTask):
+    """A task of one's own, with another loss."""
+
+    def losses(self, batch: Batch, step: int) -> ModelLosses:
+        found = super().losses(batch, step)
+        return dataclasses.replace(found, objective=3 * found.objective, total=3 * found.total)
+
+
+def test_another_task_does_not_continue_a_run(corpus: Path, tmp_path: Path) -> None:
+    config = tiny_experiment(corpus, tmp_path / "run", "train.steps=1")
+    assert Trainer(config, make_task=Scaled).run() == "finished"
+    for allow_changes in (False, True):
+        with pytest.raises(ConfigError, match=r"run of the task \S*test_changed_settings\.Scaled"):
+            speech_trainer(config, allow_changes=allow_changes)
+    # The file may be a program in the next run, and checkpoints of version 0.2 do not know.
+    assert Trainer(config, make_task=Scaled).state.counters.step == 1
+    path = CheckpointFolder(tmp_path / "run/checkpoints").path(1)
+    for changes in ({"task_class": "other.SpeechTask"}, {"task_class": ""}):
+        save_checkpoint(path, {**load_checkpoint(path), **changes})
+        assert speech_trainer(config).state.counters.step == 1
 
 
 def short_run(

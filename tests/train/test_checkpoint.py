@@ -224,7 +224,10 @@ def test_full_disk_raises_and_damages_nothing(
     folder.save(1, values(1))
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
-        with pytest.raises(CheckpointError, match=rf"step-0000000{step}\.pt .*No space left"):
+        message = (
+            rf"step-0000000{step}\.pt .*No space left .*earlier files are unchanged: make room"
+        )
+        with pytest.raises(CheckpointError, match=message):
             folder.save(step, values(7))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scores.json", "step-00000001.pt"]
     assert load_checkpoint(folder.path(1))["model"]["w"][0] == 1.0

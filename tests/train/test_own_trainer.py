@@ -17,7 +17,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    TensorDataset,
+)
 
 from pruned_rnnt.config.load import ConfigError
 from pruned_rnnt.train import (
@@ -499,6 +506,22 @@ def test_persistent_workers_have_a_warning(
     for persistent in (False, True):
         trainer(tmp_path, batches=DataLoader(data, num_workers=1, persistent_workers=persistent))
         assert ("persistent_workers=True" in caplog.text) == persistent
+
+
+def test_a_generator_of_ones_own_has_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = TensorDataset(torch.ones(4, 3), torch.ones(4, 1))
+    generator = torch.Generator()
+    ordered = BatchSampler(RandomSampler(data, generator=generator), 2, drop_last=False)
+    for loader, is_warned in (
+        (DataLoader(data, shuffle=True), False),
+        (DataLoader(data, shuffle=True, generator=generator), True),
+        (DataLoader(data, batch_sampler=ordered), True),
+    ):
+        caplog.clear()
+        trainer(tmp_path, batches=loader)
+        assert ("batches draws from a generator of its own" in caplog.text) == is_warned
 
 
 def test_seeds_may_be_times_in_nanoseconds(tmp_path: Path) -> None:

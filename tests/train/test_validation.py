@@ -200,9 +200,9 @@ def test_utterances_too_short_for_their_symbols_are_reported_and_skipped(
     lengths_N = batch.feature_lengths_N.clone()
     lengths_N[1:3] = torch.tensor([9, 5])
     short = replace(batch, feature_lengths_N=lengths_N)
-    report = validate(task.model, [short], task.data.tokenizer, step=0, ranks=Ranks())
+    report = validate(task.model, task.losses, [short], task.data.tokenizer, step=0, ranks=Ranks())
     rest = with_rows(batch, [0, *range(3, len(batch))])
-    expected = validate(task.model, [rest], task.data.tokenizer, step=0, ranks=Ranks())
+    expected = validate(task.model, task.losses, [rest], task.data.tokenizer, step=0, ranks=Ranks())
     assert expected.without_loss == ()
     assert report.without_loss == batch.ids[1:3]
     assert report.losses == pytest.approx(expected.losses, rel=1e-5)
@@ -229,7 +229,9 @@ def test_all_frames_that_the_band_needs_are_enough(
         assert (
             task.model.encoder.output_lengths(cut.feature_lengths_N).tolist() == frames_N.tolist()
         )
-        report = validate(task.model, [cut], task.data.tokenizer, step=0, ranks=Ranks())
+        report = validate(
+            task.model, task.losses, [cut], task.data.tokenizer, step=0, ranks=Ranks()
+        )
         assert report.without_loss == (batch.ids if extra else ())
 
 
@@ -239,7 +241,9 @@ def test_infinite_loss_is_excluded_from_the_mean(corpus: Path, tmp_path: Path) -
     features = batch.features_NTF.clone()
     features[-1, 3] = float("nan")
     spoiled = replace(batch, features_NTF=features)
-    report = validate(task.model, [spoiled], task.data.tokenizer, step=0, ranks=Ranks())
+    report = validate(
+        task.model, task.losses, [spoiled], task.data.tokenizer, step=0, ranks=Ranks()
+    )
     assert report.without_loss == batch.ids[-1:]
     assert all(math.isfinite(value) for value in {**report.losses, **report.masses}.values())
 
@@ -259,7 +263,7 @@ def test_masses_are_means_over_all_utterances(corpus: Path, tmp_path: Path) -> N
     config = experiment(corpus, tmp_path / "run", "loss.s_range=2")
     task = speech_trainer(config).task
     batches = list(task.data.valid_loader())
-    report = validate(task.model, batches, task.data.tokenizer, step=0, ranks=Ranks())
+    report = validate(task.model, task.losses, batches, task.data.tokenizer, step=0, ranks=Ranks())
     task.model.eval()
     rows: dict[str, list[float]] = {}
     for batch in batches:
@@ -284,7 +288,9 @@ def validated(
     with pytest.MonkeyPatch.context() as patch:
         fail_in_validation(patch, passes if ranks.rank == 1 else set())
         batches = task.data.valid_loader()
-        report = validate(task.model, batches, task.data.tokenizer, step=0, ranks=ranks)
+        report = validate(
+            task.model, task.losses, batches, task.data.tokenizer, step=0, ranks=ranks
+        )
         score = task.validate(0, None)
     return report, score
 
@@ -318,7 +324,7 @@ def test_ids_that_look_like_repeated_ones_count(corpus: Path, tmp_path: Path) ->
     batches = list(task.data.valid_loader())
     renamed = [replace(batch, ids=tuple(f"{name}_dup0" for name in batch.ids)) for batch in batches]
     plain, found = (
-        validate(task.model, each, task.data.tokenizer, step=0, ranks=Ranks())
+        validate(task.model, task.losses, each, task.data.tokenizer, step=0, ranks=Ranks())
         for each in (batches, renamed)
     )
     assert found.errors == plain.errors

@@ -10,6 +10,7 @@ A checkpoint is one dictionary of tensors and plain values:
     optimiser, scaler, sampler, random   states for an exact continuation; `random` one per rank
     buffers, samplers  buffers of the model and states of the sampler, one set per rank; none if one
                       process trains
+    task, task_class  states of the task, one per rank, and the name of its class
     counters          step, epoch, batches of the epoch, ...
     score             error rate of the validation if it was measured, else None
     is_average        True in files of `pruned-rnnt average` alone
@@ -250,8 +251,8 @@ def _write_whole(path: Path, write: Any) -> None:
         temporary.unlink(missing_ok=True)
         reason = error if isinstance(error, OSError) else error.__context__ or error
         raise CheckpointError(
-            f"{path} could not be written ({str(reason).splitlines()[0]}); its old content is "
-            "unchanged"
+            f"{path} could not be written ({str(reason).splitlines()[0]}); earlier files are "
+            "unchanged: make room, or let it be written, and run the same again"
         ) from error
     # The new name is durable only once the folder is on disk, too.
     folder = os.open(path.parent, os.O_RDONLY)

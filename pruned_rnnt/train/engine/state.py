@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ class TrainingState:
                 "buffers": buffers,
                 "buffer_names": sorted(self._buffer_names()),
                 "task": tasks,
+                "task_class": _class_name(self.task),
                 "counters": self.counters.state_dict(),
                 "score": score,
             },
@@ -190,8 +192,8 @@ class TrainingState:
         `restore_random` restores the random generators later, when nothing else draws from them.
 
         Raises:
-            ConfigError: the checkpoint has another configuration (the message names the keys) or
-                another model.
+            ConfigError: the checkpoint is that of another task, or has another configuration (the
+                message names the keys) or another model.
             CheckpointError: the checkpoint is that of an imported model.
         """
         if "optimiser" not in values:
@@ -199,6 +201,7 @@ class TrainingState:
                 f"{self.config.train.folder} holds an imported model: its training cannot be "
                 "continued, as it has no optimiser state"
             )
+        self._check_task(values.get("task_class", ""))  # absent in checkpoints of version 0.2
         # A setting that is newer than the checkpoint had the value that is now its default.
         before = from_dict(type(self.config), values["config"], "the checkpoint")
         different = differences(to_dict(before), to_dict(self.config))
@@ -239,6 +242,21 @@ class TrainingState:
         buffers = values.get("buffers", [])  # absent in checkpoints of version 0.1
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
+
+    def _check_task(self, saved: str) -> None:
+        """ConfigError if a checkpoint is that of another task, which minimises another loss.
+
+        Args:
+            saved: `_class_name` of its task; empty if unknown.
+        """
+        own = _class_name(self.task)
+        # Only the names of classes: a program may be renamed, or be imported.
+        if saved and saved.rpartition(".")[2] != own.rpartition(".")[2]:
+            raise ConfigError(
+                f"{self.config.train.folder} holds a run of the task {saved}, and this program "
+                f"trains {own}, which may have other losses: continue it with the program that "
+                f"began it, the one with {saved}, or choose another train.folder"
+            )
 
     def _restart_scores(self, changed: Sequence[str]) -> None:
         """Choose the best checkpoint anew if settings of the validation have changed.
@@ -386,6 +404,15 @@ class TrainingState:
     @property
     def _device(self) -> torch.device:
         return next(self.task.model.parameters()).device
+
+
+def _class_name(task: Task) -> str:
+    """The name of the task's class with its module, or with its file if that is the program."""
+    module = type(task).__module__
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if module == "__main__" and path is not None:
+        module = Path(path).stem
+    return f"{module}.{type(task).__qualname__}"
 
 
 def _kind_of_device(config: TrainConfig) -> str:

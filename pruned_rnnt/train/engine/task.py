@@ -84,7 +84,9 @@ class Task(Protocol):
         A process may have no batch in a step, so what the processes agree on belongs here."""
 
     def losses(self, batch: Any, step: int) -> Losses:
-        """Losses of a batch on the model's device; `step` is the number of steps done before."""
+        """Losses of a batch on the model's device; `step` is the number of steps done before.
+
+        Validations of a recogniser call it too, in evaluation mode and without gradients."""
 
     def size(self, batch: Any) -> BatchSize: ...
 

@@ -63,7 +63,7 @@ class Trainer:
         keeps_modes: leave the modules of a model in training mode in the modes that they have.
 
     Raises:
-        ConfigError: the run's folder holds checkpoints of another configuration.
+        ConfigError: the run's folder holds checkpoints of another task or configuration.
         FileNotFoundError: the data are not prepared.
         MissingPackageError: the package of a logger is not installed.
     """

@@ -169,6 +169,8 @@ class SpeechTask(TaskDefaults):
             step,
             batch.second_view_NTF,
         )
+        if not self.model.training:  # a validation
+            return losses
         if self._delay is not None:
             self._delay.observe(batch, losses)
         return losses if self._mwer is None else self._mwer.losses(batch, losses)
@@ -257,7 +259,9 @@ class SpeechTask(TaskDefaults):
         if self.model.encoder_graphs is not None:
             self.model.inference_graphs = InferenceGraphs()
         with stance:
-            report = validate(self.model, batches, self.data.tokenizer, step=step, ranks=ranks)
+            report = validate(
+                self.model, self.losses, batches, self.data.tokenizer, step=step, ranks=ranks
+            )
         self.model.inference_graphs = None  # training needs the memory
         report_too_large(self, self.config.folder, step, self.ranks.rank, report.too_large)
         if report.without_loss:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -100,11 +100,16 @@ class _Sums:
 class _Validation:
     """The validation of one process, batch by batch."""
 
-    def __init__(self, model: SpeechModel, tokenizer: Tokenizer, step: int) -> None:
+    def __init__(
+        self,
+        model: SpeechModel,
+        losses: Callable[[Batch], ModelLosses],
+        tokenizer: Tokenizer,
+    ) -> None:
         self.model = model
+        self.losses = losses
         self.device = next(model.parameters()).device
         self.tokenizer = tokenizer
-        self.step = step
         self.search: Search = build_search(model, _GREEDY)
         self.sums = _Sums()
         self.samples: list[Decoded] = []
@@ -123,7 +128,7 @@ class _Validation:
         finite: set[str] = set()
         losses: ModelLosses | None = None
         if len(measured) > 0:
-            losses = self._losses(measured.to(self.device))
+            losses = self.losses(measured.to(self.device))
             finite_N = losses.total.isfinite().cpu()
             finite.update(name for name, kept in zip(measured.ids, finite_N, strict=True) if kept)
             once_N = ~torch.tensor([name in batch.repeats for name in measured.ids])
@@ -148,16 +153,6 @@ class _Validation:
         self.without_loss += [name for name in batch.ids if name not in finite]
         if losses is not None and self.example is None:
             self.example = (measured, losses)
-
-    def _losses(self, batch: Batch) -> ModelLosses:
-        losses: ModelLosses = self.model(
-            batch.features_NTF,
-            batch.feature_lengths_N,
-            batch.targets_NU,
-            batch.target_lengths_N,
-            self.step,
-        )
-        return losses
 
 
 def least_frames(batch: Batch, loss: LossConfig) -> Tensor:
@@ -199,6 +194,7 @@ def band_masses(losses: ModelLosses, batch: Batch, rnnt_type: str) -> dict[str, 
 @torch.no_grad()
 def validate(
     model: SpeechModel,
+    losses: Callable[[Batch, int], ModelLosses],
     batches: Iterable[Batch],
     tokenizer: Tokenizer,
     *,
@@ -208,10 +204,13 @@ def validate(
     """Losses and error rates over a set, with the model in evaluation mode for the duration.
 
     Random generators keep their states, so the number of validations does not affect training.
+
+    Args:
+        losses: `SpeechTask.losses`, called with a batch and `step`.
     """
     was_training = model.training
     model.eval()
-    validation = _Validation(model, tokenizer, step)
+    validation = _Validation(model, lambda batch: losses(batch, step), tokenizer)
     too_large: list[tuple[Batch, str]] = []
     with torch.random.fork_rng(devices=[]):
         for batch in batches:
