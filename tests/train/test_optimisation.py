@@ -140,6 +140,46 @@ def test_allocated_moments_of_adamw_change_no_update() -> None:
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
+@pytest.mark.parametrize("gaps", [False, True])
+def test_adamw_on_a_cpu_equals_torch_in_any_memory_order(gaps: bool) -> None:
+    """torch's fused update, which is for parameters without gaps, reads memory as it lies."""
+
+    def problem() -> nn.ParameterList:
+        values = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+        return nn.ParameterList([values[:, :7] if gaps else values[:, :7].contiguous()])
+
+    model, plain = problem(), problem()
+    config = OptimiserConfig()
+    ours = build_optimiser(model, config)
+    assert ours.defaults["fused"] != gaps
+    wanted = torch.optim.AdamW(
+        plain.parameters(),
+        config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=False,
+    )
+    for step in range(4):
+        columns_first = torch.randn(7, 5, generator=torch.Generator().manual_seed(step)).t()
+        model[0].grad = columns_first if step % 2 else columns_first.contiguous()
+        plain[0].grad = columns_first
+        ours.step()
+        wanted.step()
+    torch.testing.assert_close(model[0], plain[0])
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_adamw_keeps_the_update_of_its_own_device(saved: bool) -> None:
+    """A run of a CPU may continue on a GPU, where steps can only be skipped in the fused update."""
+    optimiser = build_optimiser(nn.Linear(2, 2), OptimiserConfig())
+    state = optimiser.state_dict()
+    for group in state["param_groups"]:
+        group["fused"] = saved
+    optimiser.load_state_dict(state)
+    assert all(group["fused"] for group in optimiser.param_groups)
+
+
 def test_scaled_adam_is_not_clipped_by_the_trainer() -> None:
     assert OptimiserConfig(clip_norm=3.0).norm_limit == 3.0
     assert OptimiserConfig(name="scaled_adam", clip_norm=3.0).norm_limit == 0.0

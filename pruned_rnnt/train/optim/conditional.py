@@ -47,12 +47,25 @@ def loss_of(closure: Callable[[], float] | None) -> float | None:
 class AdamW(torch.optim.AdamW):
     """torch's AdamW without the wrapper of `step` that breaks Dynamo's graphs around the update."""
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    _update = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss = loss_of(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                # torch's fused update on a CPU takes gradients in memory order.
+                if p.grad is not None and p.is_cpu and p.grad.stride() != p.stride():
+                    p.grad = torch.empty_like(p).copy_(p.grad)
+        self._update()
+        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the moments; ValueError if the state is that of another optimiser."""
         check_saved_state(state_dict, "exp_avg")
-        super().load_state_dict(state_dict)
+        # The saved form of the update may be that of another device.
+        own = {"fused": self.defaults["fused"]}
+        groups = [group | own for group in state_dict["param_groups"]]
+        super().load_state_dict({**state_dict, "param_groups": groups})
 
 
 @runtime_checkable

@@ -143,9 +143,11 @@ def build_optimiser(
 
         return AdamW8bit(options, **of_adam)
     ordered = [parameter for each in options for parameter in each["params"]]
-    fused = all(p.is_cuda for p in ordered)
-    # The fused update allocates no memory.
-    optimiser = (FusedAdamW if fused else AdamW)(options, fused=fused, **of_adam)
+    # The fused update allocates no memory. On a CPU it takes a quarter of the time of torch's other
+    # one, but is wrong for parameters with gaps in memory.
+    on_cuda = all(p.is_cuda for p in ordered)
+    fused = on_cuda or all(p.is_cpu and p.is_contiguous() for p in ordered)
+    optimiser = (FusedAdamW if on_cuda else AdamW)(options, fused=fused, **of_adam)
     moments = {
         index: {
             "step": torch.tensor(0.0),
