@@ -24,6 +24,12 @@ _MISFIT = (
     "Models that emit symbols at different times cannot be joined, as causal models of other seeds "
     "often do: compare the emission delays that `pruned-rnnt decode` prints for each"
 )
+_UNMEASURED = (
+    "not measured beside its members: the validation set of none of them is at its data.path. "
+    "Models that emit symbols at other times make many errors together, or give no text at all: "
+    "before you use this one, compare the errors of `pruned-rnnt decode RUN data.path=FOLDER` for "
+    "it and for each member, where FOLDER is prepared data"
+)
 
 _HELP = """\
 The logits of the new model are the mean of those of the RUNs: usually trainings of one
@@ -33,9 +39,9 @@ have the same symbols, and predictors of the same kind. decode.checkpoint=best a
 decode.use_average=false choose the parameters of each folder.
   pruned-rnnt ensemble exp/seed1 exp/seed2 exp/seed3 --output exp/ensemble
   pruned-rnnt decode exp/ensemble
-The command measures all of them on up to 300 utterances of the validation set, and refuses models
-that do not fit: causal models of other seeds often emit symbols at other times, and then make many
-times the errors together.
+The command measures all of them on up to 300 utterances of the validation set of the first RUN
+whose data.path has one, and refuses models that do not fit: causal models of other seeds often emit
+symbols at other times, and then make many times the errors together.
 The new run is decoded, used for transcription and exported like any other, but it neither streams
 nor is it trained further.
 """
@@ -53,7 +59,7 @@ def ensemble(options: argparse.Namespace, console: Console) -> int:
     """Join the models of several runs, such as seeds of one training, into one."""
     from pruned_rnnt.pretrained.ensemble import (
         measure_ensemble,
-        validation_split,
+        measured_data,
         write_ensemble,
     )
 
@@ -69,13 +75,11 @@ def ensemble(options: argparse.Namespace, console: Console) -> int:
     lines = []
     with appearing_together(output) as unfinished:
         model = write_ensemble(paths, output, settings, unfinished=unfinished)
-        if validation_split(unfinished):
+        if measured_data(paths) is not None:
             *alone, together = measure_ensemble(paths, unfinished, settings)
             lines.append(_compare(alone, together))
         else:
-            lines.append(
-                "not measured beside its members: the data of its validation set are not there"
-            )
+            lines.append(_UNMEASURED)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"wrote {output}: {len(runs)} models, {parameters / 1e6:.2f} M parameters")
     print(f"decode it with: pruned-rnnt decode {shlex.quote(str(output))}")

@@ -29,6 +29,8 @@ WORD_START = "▁"
 _TAIL_SECONDS = 0.2
 # With one: nothing is said for so long between two words; shorter gaps are errors of the times.
 _PAUSE_SECONDS = 0.15
+# A word that is left less is covered by those before it, whose times are wrong.
+_SHORTEST_WORD_SECONDS = 0.02
 # In a script without spaces, what lasts longer is a phrase, not a word.
 _LONGEST_WORD_SECONDS = 2.0
 # Of scripts without spaces, by Unicode's properties. Letters of the grapheme before them
@@ -175,7 +177,7 @@ def word_parts(
     """The words of a path before their symbols are decoded; arguments as for `timed_words`."""
     parts = [tokens[first:stop] for first, stop in timed_spans(tokens)]
     times = calibration.times if calibration is not None else None
-    spans = _token_spans(parts, seconds) if times is None else _word_spans(parts, times)
+    spans = _token_spans(parts, seconds) if times is None else _word_spans(parts, times, seconds)
     found = []
     for part, (start, end) in zip(parts, spans, strict=True):
         start = min(max(start, begin), seconds)
@@ -259,11 +261,13 @@ def _token_spans(
 
 
 def _word_spans(
-    parts: Sequence[Sequence[TimedToken]], times: SymbolTimes
+    parts: Sequence[Sequence[TimedToken]], times: SymbolTimes, seconds: float
 ) -> list[tuple[float, float]]:
     """Start and end of each word. Two words without a pause between them meet in the middle."""
     starts = [part[0].start - times.before[part[0].symbol] for part in parts]
     ends = [part[-1].start + times.after[part[-1].symbol] for part in parts]
+    lengths = [max(e - s, _SHORTEST_WORD_SECONDS) for s, e in zip(starts, ends, strict=True)]
+    ends = [start + length for start, length in zip(starts, lengths, strict=True)]
     for index in range(1, len(parts)):
         if starts[index] - ends[index - 1] < _PAUSE_SECONDS:
             border = (starts[index] + ends[index - 1]) / 2
@@ -271,7 +275,31 @@ def _word_spans(
             border = max(border, starts[index - 1])
             starts[index] = ends[index - 1] = border
             ends[index] = max(ends[index], border)
+    _uncover(starts, ends, lengths, seconds)
     return list(zip(starts, ends, strict=True))
+
+
+def _uncover(
+    starts: list[float], ends: list[float], lengths: Sequence[float], seconds: float
+) -> None:
+    """Lengthen, in place, words that those before them cover. They last `lengths`, or an equal part
+    of these, up to the start of the next word; one that begins at once shares its own room."""
+    limits = [*starts[1:], seconds][: len(starts)]
+    first = 0
+    for index, limit in enumerate(limits):
+        if ends[first] - starts[first] >= _SHORTEST_WORD_SECONDS:
+            first = index + 1
+            continue
+        room = limit - starts[first]
+        is_enough = room >= (index + 1 - first) * _SHORTEST_WORD_SECONDS
+        if limit == ends[index] and not is_enough:
+            continue
+        share = min(1.0, max(0.0, room) / sum(lengths[first : index + 1]))
+        time = starts[first]
+        for place in range(first, index + 1):
+            starts[place] = time
+            time = ends[place] = time + share * lengths[place]
+        first = index + 1
 
 
 def _confidence(tokens: Sequence[TimedToken], calibration: Calibration | None) -> float:
@@ -299,14 +327,20 @@ def _probability(log_prob: float) -> float:
 
 
 def ctm_name(name: str) -> str:
-    """A name as one column: spaces become underscores."""
-    return "_".join(name.split())
+    """A name as the first column: spaces become underscores, and so do semicolons that would make
+    the line a comment."""
+    column = _column(name)
+    return f"__{column[2:]}" if column.startswith(";;") else column
+
+
+def _column(text: str) -> str:
+    return "_".join(text.split())
 
 
 def _ctm_line(name: str, word: str, start: float, end: float, confidence: float) -> str:
     """`name channel start duration word confidence`; spaces in name and word become underscores."""
     times = f"{start:.3f} {end - start:.3f}"
-    return f"{ctm_name(name)} 1 {times} {ctm_name(word)} {confidence:.4f}"
+    return f"{ctm_name(name)} 1 {times} {_column(word)} {confidence:.4f}"
 
 
 def ctm_text(name: str, items: Sequence[tuple[str, float, float, float]]) -> str:

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.licences.chain import Origin, add_origins, merged
 from pruned_rnnt.model.build_model import UninitialisedParameters, build_model
 from pruned_rnnt.model.ensemble_encoder import EnsembleConfig, EnsembleEncoder
@@ -232,24 +233,30 @@ def write_ensemble(
     return model
 
 
-def validation_split(run: Path) -> str:
-    """The split on which a run is validated; empty if its data are not there."""
-    data = run_config(run).data
-    return first_split(data.path, data.valid)
+def measured_data(runs: Sequence[Path]) -> DataConfig | None:
+    """The data of the first of these runs, or checkpoints, whose validation set is there."""
+    for run in runs:
+        data = run_config(find_model(run).path).data
+        if first_split(data.path, data.valid):
+            return data
+    return None
 
 
 def measure_ensemble(
     paths: Sequence[Path], output: Path, settings: Sequence[str] = ()
 ) -> list[SplitErrors]:
-    """Errors of each run, and last of their ensemble, on a sample of its validation set.
+    """Errors of each run, and last of their ensemble, on a sample of the validation set of the
+    first run that has one.
 
     Models whose symbols come at different times make far more errors together than apart.
 
     Args:
-        paths, output, settings: as for `write_ensemble`, which has written the run `output`; its
-            `validation_split` is there.
+        paths, output, settings: as for `write_ensemble`, which has written the run `output`; there
+            is `measured_data` of one of the paths.
     """
-    data, split = run_config(output).data, validation_split(output)
+    data = measured_data(paths)
+    assert data is not None
+    split = first_split(data.path, data.valid)
     errors = []
     for path, own in (*((path, settings) for path in paths), (output, ())):
         found = find_model(path)

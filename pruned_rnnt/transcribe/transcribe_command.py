@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Errors of a disk, or of a user's share of it, that has no room for later transcripts either.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 # File name suffixes that differ from the name of the format.
 _SUFFIXES = {"text": "txt"}
 
@@ -138,11 +142,11 @@ def run_transcribe(
     options: argparse.Namespace,
     console: Console | None = None,
 ) -> bool:
-    """Print or write the transcript of each file; False if a file could not be transcribed.
+    """Print or write the transcript of each file; False if a file has none.
 
-    An error is printed for each such file, and the other files are still transcribed. Marks of
-    speech without text, or text without speech, are printed to stderr. A truncated file is a
-    warning, with `options.strict` an error.
+    An error is printed for each such file, and the other files are still transcribed, unless the
+    disk is full. Marks of speech without text, or text without speech, are printed to stderr. A
+    truncated file is a warning, with `options.strict` an error.
 
     Args:
         console: shows a progress bar for each file.
@@ -162,26 +166,39 @@ def run_transcribe(
             if options.strict:
                 done = False
                 continue
-        write_transcript(result, item, options)
+        done = write_transcript(result, item, options) and done
         for mark in result.marks:
             print(f"{item.path}: {mark_text(mark)}", file=sys.stderr)
     return done
 
 
-def write_transcript(result: Transcription, item: AudioInput, options: argparse.Namespace) -> None:
-    """Print the transcript of a file, or write it to the folder `options.output`."""
+def write_transcript(result: Transcription, item: AudioInput, options: argparse.Namespace) -> bool:
+    """Print the transcript of a file, or write it to the folder `options.output`; False, and an
+    error is printed, if it cannot be written there.
+
+    Raises:
+        OSError: the disk is full, or standard output cannot be written to.
+    """
     name = item.name if options.format == "ctm" else str(item.path)
     text = transcript(result, name, options.format, options.times)
     if options.output is None:
         print(text, end="", flush=True)
-        return
+        return True
     target = _target(item, options)
     try:
-        target.write_text(text, encoding="utf-8")
-    except FileNotFoundError:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        print(
+            f"pruned-rnnt transcribe: {item.path}: its transcript cannot be written: {error}; "
+            "rename the audio file, or choose another --output",
+            file=sys.stderr,
+        )
+        return False
     print(f"wrote {without_surrogates(str(target))}")
+    return True
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -313,7 +330,8 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
             raise UsageError(f"--output is {options.output}, but {folder} is a file, not a folder")
     for item in files:
         target = _target(item, options)
-        if not target.exists():
+        # Not Path.exists, which raises an error for a name that is too long.
+        if not os.access(target, os.F_OK):
             continue
         # Often the text that a person wrote.
         is_beside = target.resolve().parent == item.path.resolve().parent

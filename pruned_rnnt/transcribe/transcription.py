@@ -144,7 +144,8 @@ def is_transcript(file: Path, name: str, kind: str) -> bool:
     stem = _LINE_BREAKS.sub(_escaped, Path(name).stem)
     if kind == "ctm":
         columns = first.removeprefix(";; ").split(" ")
-        return columns[0].rpartition("/")[2] == ctm_name(stem) and columns[1:2] == ["1"]
+        found = ctm_name(columns[0].rpartition("/")[2])
+        return found == ctm_name(stem) and columns[1:2] == ["1"]
     cell, tab, _ = first.partition("\t")
     return bool(tab) and Path(cell).stem == stem
 

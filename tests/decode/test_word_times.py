@@ -10,6 +10,7 @@ from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_token
 from pruned_rnnt.decode.calibration import Calibration, ConfidenceMap, SymbolTimes
 from pruned_rnnt.decode.head_paths import HeadPath
 from pruned_rnnt.decode.word_times import (
+    ctm_text,
     timed_tokens,
     timed_words,
     unit_spans,
@@ -96,6 +97,47 @@ def test_calibrated_words_stay_in_order() -> None:
     parts = word_parts(tokens, 5.0, calibration)
     times = [time for part in parts for time in (part.start, part.end)]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "frames", "expected"),
+    [
+        # The room before the fourth word is more than the two covered ones need.
+        (5.0, [25, 26, 26, 60], [(1.0, 1.53), (1.53, 1.73), (1.73, 1.93), (2.4, 3.2)]),
+        (5.0, [25, 26, 26, 48], [(1.0, 1.53), (1.53, 1.725), (1.725, 1.92), (1.92, 2.72)]),
+        # No room behind the second word: the third one, which is not covered, shares its own.
+        (5.0, [25, 26, 37, 60], [(1.0, 1.53), (1.53, 1.73), (1.73, 1.93), (2.4, 3.2)]),
+        (1.67, [25, 26, 26], [(1.0, 1.53), (1.53, 1.6), (1.6, 1.67)]),
+    ],
+)
+def test_covered_words_have_the_room_before_the_next_one(
+    seconds: float, frames: list[int], expected: list[tuple[float, float]]
+) -> None:
+    calibration = Calibration(
+        times=SymbolTimes(before=(0.0, -0.02, -0.02, 0.0), after=(1.0, 0.22, 0.22, 0.8)),
+        confidence=None,
+        source="dev",
+    )
+    names = ["▁a", "▁b", "▁c", "▁d"]
+    symbols = list(range(len(frames)))
+    tokens = timed_tokens(names, symbols, frames, [-0.1] * len(frames))
+    parts = word_parts(tokens, seconds, calibration)
+    assert [(part.start, part.end) for part in parts] == pytest.approx(expected)
+    lines = ctm_text("x", [("w", part.start, part.end, 0.5) for part in parts]).splitlines()
+    assert [float(line.split()[2]) for line in lines] == pytest.approx([s for s, _ in expected])
+
+
+def test_words_of_a_calibration_with_negative_lengths_stay_in_order() -> None:
+    calibration = Calibration(
+        times=SymbolTimes(before=(-0.4, 0.1), after=(0.1, 0.2)), confidence=None, source="dev"
+    )
+    tokens = timed_tokens(["▁a", "▁b"], [0, 1], [25, 34], [-0.1] * 2)
+    first, second = word_parts(tokens, 5.0, calibration)
+    assert first.start < first.end <= second.start < second.end
+
+
+def test_no_ctm_line_is_a_comment() -> None:
+    assert ctm_text(";;a b", [(";;c", 0.0, 1.0, 0.5)]) == "__a_b 1 0.000 1.000 ;;c 0.5000\n"
 
 
 def test_spans_of_words() -> None:

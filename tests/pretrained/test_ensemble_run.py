@@ -173,17 +173,19 @@ def test_models_that_make_far_more_errors_together_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_without_its_data_nothing_is_measured(
-    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("gone", [1, 2])
+def test_the_data_of_any_member_measure_it(
+    gone: int, runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    members = []
-    for run in runs:
-        members.append(shutil.copytree(run, tmp_path / run.name))
-        path = members[-1] / "config.yaml"
+    members = [shutil.copytree(run, tmp_path / run.name) for run in runs]
+    for member in members[:gone]:
+        path = member / "config.yaml"
         path.write_text(re.sub(r"path: .*corpus.*", "path: nowhere", path.read_text()))
     assert main(["ensemble", *map(str, members), "--output", str(tmp_path / "of two")]) == 0
     shown = capsys.readouterr().out
-    assert "not measured beside its members" in shown
+    assert ("words of the validation set: " in shown) == (gone == 1)
+    assert ("not measured beside its members: the validation set of none" in shown) == (gone == 2)
+    assert ("decode RUN data.path=FOLDER" in shown) == (gone == 2)
     assert f"pruned-rnnt decode '{tmp_path}/of two'\n" in shown
 
 

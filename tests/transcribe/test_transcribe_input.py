@@ -106,6 +106,54 @@ def test_links_to_folders_are_followed(tmp_path: Path) -> None:
     assert [item.name for item in found] == ["b", "calls/2024/a"]
 
 
+@pytest.mark.parametrize("output", [False, True])
+def test_names_that_are_no_utf8_are_transcribed(
+    output: bool, model: Path, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("wav", "flac"):
+        (folder / f"{kind}_caf\udce9.{kind}").write_bytes(encoded(kind))
+    (folder / "broken_caf\udce9.flac").write_text("no sound")
+    rest = ["--output", str(tmp_path / "out")] if output else []
+    assert main(["transcribe", str(model), str(folder), *rest]) == EXIT_FAILED
+    shown = capfd.readouterr()
+    assert len(shown.out.splitlines()) == 5
+    assert "wav_caf\\udce9." in shown.out
+    assert "flac_caf\\udce9." in shown.out
+    (error,) = shown.err.splitlines()
+    assert "broken_caf" in error
+    assert "cannot be read as audio: " in error
+
+
+def test_other_transcripts_are_written_if_one_cannot_be(
+    model: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = folder / f"{'a' * 251}.wav"  # The name of its transcript is too long.
+    soundfile.write(long, sound(1.0), 16000)
+    output = tmp_path / "out"
+    for _ in range(2):
+        command = ["transcribe", str(model), str(folder), "--format", "jsonl"]
+        assert main([*command, "--output", str(output)]) == EXIT_FAILED
+        shown = capsys.readouterr()
+        assert len(shown.out.splitlines()) == len(list(output.rglob("*.jsonl"))) == 3
+        assert f"transcribe: {long}: its transcript cannot be written: [Errno 36]" in shown.err
+
+
+def test_a_full_disk_ends_the_command(
+    model: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    command = ["transcribe", str(model), str(folder), "--output", str(tmp_path / "out")]
+    assert main(command) == EXIT_FAILED
+    assert capsys.readouterr().err.count("No space left on device") == 1
+
+
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )

@@ -177,6 +177,9 @@ def test_transcripts_are_known_again(kind: str, tmp_path: Path) -> None:
     for text in ("by hand\n", "b.wav\tby hand\n", '{"text": "by hand"}\n', "a_b by hand\n"):
         file.write_text(text)
         assert not is_transcript(file, "a b.wav", kind)
+    for name in (";;a", "calls/;;a"):
+        file.write_text(transcript(example(), name, kind, True))
+        assert is_transcript(file, ";;a.wav", kind)
 
 
 @pytest.mark.parametrize(

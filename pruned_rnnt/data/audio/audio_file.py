@@ -103,18 +103,31 @@ def open_audio(path: Path | str) -> Iterator[AudioFile]:
 
 
 def seconds_in_header(path: Path) -> int | None:
-    """The length of a file in seconds according to its header; None if the header has none."""
+    """The length of a file in seconds according to its header; None if the header has none, or the
+    file cannot be read."""
     import soundfile
 
-    if path.suffix.lower() in _FFMPEG_SUFFIXES or not path.is_file():
-        return None
     try:
-        with without_decoder_messages(is_mp3(path)):
-            info = soundfile.info(with_mp3_length(path))
-    except soundfile.LibsndfileError:
+        if path.suffix.lower() in _FFMPEG_SUFFIXES or not path.is_file():
+            return None
+        with _sound_file(path) as file:
+            frames, rate = file.frames, file.samplerate
+    except (OSError, soundfile.LibsndfileError):
         return None
-    known = 0 < info.frames < UNKNOWN_FRAMES and not rate_problem(info.samplerate)
-    return int(info.frames / info.samplerate) if known else None
+    known = 0 < frames < UNKNOWN_FRAMES and not rate_problem(rate)
+    return int(frames / rate) if known else None
+
+
+def _sound_file(path: Path) -> Any:
+    """A file of a format that libsndfile reads."""
+    import soundfile
+
+    source = with_mp3_length(path)
+    if isinstance(source, Path) and os.name == "posix":
+        # soundfile cannot encode names with bytes that are no UTF-8.
+        source = os.fsencode(source)
+    with without_decoder_messages(is_mp3(path)):
+        return soundfile.SoundFile(source)
 
 
 def is_mp3(path: Path) -> bool:
@@ -190,9 +203,7 @@ def _open_with_libsndfile(path: Path) -> Iterator[AudioFile]:
     import soundfile
 
     try:
-        with without_decoder_messages(is_mp3(path)):
-            file = soundfile.SoundFile(with_mp3_length(path))
-        with file:
+        with _sound_file(path) as file:
             yield _SoundFile(file, path)
     except soundfile.LibsndfileError as error:
         reason = error.error_string or "it is truncated or damaged"
