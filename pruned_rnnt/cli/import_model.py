@@ -79,6 +79,8 @@ def _add_icefall_arguments(parser: argparse.ArgumentParser, tokens: str) -> None
 
 def import_model(options: argparse.Namespace, console: Console) -> int:
     """Make a run from a model of NeMo, transformers or icefall."""
+    from dataclasses import replace
+
     from pruned_rnnt.licences.arguments import licence_of
     from pruned_rnnt.licences.chain import Licence, add_origins, chain_of_weights
     from pruned_rnnt.pretrained.found_model import find_model
@@ -106,8 +108,10 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
             f"{found.path} is a model of this package, which the commands read as it is: import is "
             "for .nemo archives, folders of transformers and checkpoints of icefall"
         )
-    stated: Licence | None = licence if licence != Licence() else None
     source = "" if path == options.source else f"Hugging Face hub, {options.source}"
+    stated: Licence | None = None
+    if licence != Licence():
+        stated = replace(licence, source=licence.source or source)
     add_origins(options.run, chain_of_weights(weights, stated, source))
     print("\n".join(lines))
     return 0

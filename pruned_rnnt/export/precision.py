@@ -271,14 +271,16 @@ def _before_layers(graph: Any) -> list[str]:
         )
         if is_layer or not later.isdisjoint(node.input):
             later.update(node.output)
-        else:
+        elif node.name:
             names.append(node.name)
     return names
 
 
 def _type_of_cast(node: Any) -> int | None:
     """The type that a Cast gives; None for other nodes."""
-    return node.attribute[0].i if node.op_type == "Cast" else None
+    if node.op_type != "Cast":
+        return None
+    return next(each.i for each in node.attribute if each.name == "to")
 
 
 def rounded_weight(precision: QuantisedPrecision, layer: Layer) -> npt.NDArray[np.float32]:

@@ -61,9 +61,10 @@ def continued_finetuning(
     if is_begun and value_of("train.init", None, overrides) is None:
         return config, None
     source = load_source(Path(config.train.init).expanduser(), config.finetune)
-    if is_begun:
-        _check_is_its_source(config, source)
-    return config, None if is_begun else source
+    if not is_begun:
+        return config, source
+    _check_is_its_source(config, source)
+    return config, None
 
 
 def load_finetuning(
@@ -133,13 +134,13 @@ def _check_is_its_source(config: ExperimentConfig, source: Source) -> None:
     """
     run = RunFolder(config.folder)
     chain = read_chain(config.folder)
-    before = _digest(chain.origins if chain else ())
-    if before and before != _digest(source.origins):
+    before, own = _digest(chain.origins if chain else ()), _digest(source.origins)
+    if before and before != own:
         init = value_of("train.init", run.config) if run.config.is_file() else None
         raise ConfigError(
             f"train.folder={config.train.folder} holds a run made from {init or 'another model'} "
             f"({before[:_DIGEST]}), and train.init={config.train.init} has other weights "
-            f"({_digest(source.origins)[:_DIGEST]}): set train.folder=DIR for a new run; "
+            f"({own[:_DIGEST]}): set train.folder=DIR for a new run; "
             f"`pruned-rnnt train {config.train.folder}` continues the one there"
         )
 

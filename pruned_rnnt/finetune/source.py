@@ -147,11 +147,11 @@ def _own_name(found: FoundModel) -> str:
         return path.name
     if _SHARED_NAME.fullmatch(path.name):
         path = path.parent
-    if path.parent.name == "export":  # RUN/export/FORMAT
-        path = path.parent.parent
-    elif path.name == "exp":  # of icefall's recipes, and of repositories with their models
-        path = path.parent
-    return path.stem if path.is_file() else path.name
+        if path.parent.name == "export":  # RUN/export/FORMAT
+            path = path.parent.parent
+        elif path.name == "exp":  # of icefall's recipes, and of repositories with their models
+            path = path.parent
+    return (path.stem if path.is_file() else path.name) or found.path.stem
 
 
 def _run(folder: Path, which: str, name: str, source: str) -> Source:

@@ -134,8 +134,9 @@ def lfs_advice(path: Path) -> str:
     """For the message about a file that is unreadable: what to do if Git LFS has left it out of a
     clone; else empty."""
     with path.open("rb") as file:
-        is_pointer = file.read(len(_LFS_START)) == _LFS_START
-    return ": it is a pointer of Git LFS, run `git lfs pull` in its repository" * is_pointer
+        if file.read(len(_LFS_START)) != _LFS_START:
+            return ""
+    return ": it is a pointer of Git LFS, run `git lfs pull` in its repository"
 
 
 class UnusableFileError(ValueError):

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _PREFIX = re.compile(r"hf:/{1,2}")  # a Path has one slash
 # The first line of its errors, which have the reason below.
-_STATUS = re.compile(r"\d{3} (Client|Server) Error\b.*\s*")
+_STATUS = re.compile(r"\A\d{3} (Client|Server) Error\b.*\s*")
 _NAME = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # Not needed to load a model: programs for torch.export, and ONNX files of smaller precision.
 _NOT_FETCHED = ["*.pt2", "*.int8.onnx", "*.int4.onnx", "*.fp16.onnx", "*jit*.pt", "*.wav"]
@@ -92,13 +92,15 @@ def fetch(name: HubName) -> Path:
         )
     # Errors of the network are those of an HTTP library that differs between versions.
     except Exception as error:
+        reason = _first_line(error)
         # What the hub also answers for a private repository without a token.
-        may_be_private = isinstance(error, RepositoryNotFoundError)
+        if isinstance(error, RepositoryNotFoundError):
+            reason += (
+                " (check the name; for a private or gated repository, log in with `hf auth login`)"
+            )
         raise HubError(
             f"the model {name} is neither a path here nor a repository that can be fetched: "
-            f"{_first_line(error)}"
-            + " (check the name; for a private or gated repository, log in with `hf auth login`)"
-            * may_be_private
+            f"{reason}"
         ) from error
     return Path(folder)
 

@@ -70,10 +70,10 @@ class OwnBatches:
         generators = (getattr(each, "generator", None) for each in _drawn_from(batches))
         if any(isinstance(each, torch.Generator) for each in generators):
             logger.warning(
-                "batches draws from a generator of its own: a continued run gets other batches, "
-                "unless that generator is seeded anew in each epoch, and this is not noticed where "
-                "it continues at an epoch's end. Leave it out: the trainer seeds torch's global "
-                "generator for each epoch"
+                "batches has a generator of its own: a continued run may get other batches, "
+                "because the trainer cannot restore that generator, and does not notice where it "
+                "continues at the end of an epoch. Leave it out (the trainer seeds torch's global "
+                "generator for each epoch), or seed it in set_epoch"
             )
         self.seed = seed
         self._allow_changes = allow_changes

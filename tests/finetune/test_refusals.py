@@ -114,6 +114,7 @@ def test_a_run_of_another_source_is_not_continued(root: Path, tmp_path: Path) ->
         ("mine.pt", "mine"),
         ("calls/export/torch/model.pt", "calls"),
         ("parakeet-0.6b.nemo", "parakeet-0.6b"),
+        ("export/a.nemo", "a"),
     ],
 )
 def test_names_of_sources(tmp_path: Path, path: str, name: str) -> None:

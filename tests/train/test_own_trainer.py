@@ -521,7 +521,7 @@ def test_a_generator_of_ones_own_has_a_warning(
     ):
         caplog.clear()
         trainer(tmp_path, batches=loader)
-        assert ("batches draws from a generator of its own" in caplog.text) == is_warned
+        assert ("batches has a generator of its own" in caplog.text) == is_warned
 
 
 def test_seeds_may_be_times_in_nanoseconds(tmp_path: Path) -> None:

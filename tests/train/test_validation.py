@@ -7,6 +7,7 @@ import math
 import re
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +201,13 @@ def test_utterances_too_short_for_their_symbols_are_reported_and_skipped(
     lengths_N = batch.feature_lengths_N.clone()
     lengths_N[1:3] = torch.tensor([9, 5])
     short = replace(batch, feature_lengths_N=lengths_N)
-    report = validate(task.model, task.losses, [short], task.data.tokenizer, step=0, ranks=Ranks())
+    report = validate(
+        task.model, partial(task.losses, step=0), [short], task.data.tokenizer, ranks=Ranks()
+    )
     rest = with_rows(batch, [0, *range(3, len(batch))])
-    expected = validate(task.model, task.losses, [rest], task.data.tokenizer, step=0, ranks=Ranks())
+    expected = validate(
+        task.model, partial(task.losses, step=0), [rest], task.data.tokenizer, ranks=Ranks()
+    )
     assert expected.without_loss == ()
     assert report.without_loss == batch.ids[1:3]
     assert report.losses == pytest.approx(expected.losses, rel=1e-5)
@@ -230,7 +235,7 @@ def test_all_frames_that_the_band_needs_are_enough(
             task.model.encoder.output_lengths(cut.feature_lengths_N).tolist() == frames_N.tolist()
         )
         report = validate(
-            task.model, task.losses, [cut], task.data.tokenizer, step=0, ranks=Ranks()
+            task.model, partial(task.losses, step=0), [cut], task.data.tokenizer, ranks=Ranks()
         )
         assert report.without_loss == (batch.ids if extra else ())
 
@@ -242,10 +247,22 @@ def test_infinite_loss_is_excluded_from_the_mean(corpus: Path, tmp_path: Path) -
     features[-1, 3] = float("nan")
     spoiled = replace(batch, features_NTF=features)
     report = validate(
-        task.model, task.losses, [spoiled], task.data.tokenizer, step=0, ranks=Ranks()
+        task.model, partial(task.losses, step=0), [spoiled], task.data.tokenizer, ranks=Ranks()
     )
     assert report.without_loss == batch.ids[-1:]
     assert all(math.isfinite(value) for value in {**report.losses, **report.masses}.values())
+
+
+def test_losses_of_another_type_are_refused(corpus: Path, tmp_path: Path) -> None:
+    task = speech_trainer(experiment(corpus, tmp_path / "run")).task
+    with pytest.raises(TypeError, match=r"returned tuple .* ModelLosses of super\(\)\.losses"):
+        validate(
+            task.model,
+            lambda _batch: (),  # type: ignore[arg-type, return-value]
+            task.data.valid_loader(),
+            task.data.tokenizer,
+            ranks=Ranks(),
+        )
 
 
 def with_rows(batch: Batch, rows: list[int]) -> Batch:
@@ -263,7 +280,9 @@ def test_masses_are_means_over_all_utterances(corpus: Path, tmp_path: Path) -> N
     config = experiment(corpus, tmp_path / "run", "loss.s_range=2")
     task = speech_trainer(config).task
     batches = list(task.data.valid_loader())
-    report = validate(task.model, task.losses, batches, task.data.tokenizer, step=0, ranks=Ranks())
+    report = validate(
+        task.model, partial(task.losses, step=0), batches, task.data.tokenizer, ranks=Ranks()
+    )
     task.model.eval()
     rows: dict[str, list[float]] = {}
     for batch in batches:
@@ -289,7 +308,7 @@ def validated(
         fail_in_validation(patch, passes if ranks.rank == 1 else set())
         batches = task.data.valid_loader()
         report = validate(
-            task.model, task.losses, batches, task.data.tokenizer, step=0, ranks=ranks
+            task.model, partial(task.losses, step=0), batches, task.data.tokenizer, ranks=ranks
         )
         score = task.validate(0, None)
     return report, score
@@ -324,7 +343,7 @@ def test_ids_that_look_like_repeated_ones_count(corpus: Path, tmp_path: Path) ->
     batches = list(task.data.valid_loader())
     renamed = [replace(batch, ids=tuple(f"{name}_dup0" for name in batch.ids)) for batch in batches]
     plain, found = (
-        validate(task.model, task.losses, each, task.data.tokenizer, step=0, ranks=Ranks())
+        validate(task.model, partial(task.losses, step=0), each, task.data.tokenizer, ranks=Ranks())
         for each in (batches, renamed)
     )
     assert found.errors == plain.errors

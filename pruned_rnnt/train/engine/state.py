@@ -201,7 +201,8 @@ class TrainingState:
                 f"{self.config.train.folder} holds an imported model: its training cannot be "
                 "continued, as it has no optimiser state"
             )
-        self._check_task(values.get("task_class", ""))  # absent in checkpoints of version 0.2
+        # Absent in checkpoints of version 0.2.
+        self._check_task(values.get("task_class", ""), allow_changes)
         # A setting that is newer than the checkpoint had the value that is now its default.
         before = from_dict(type(self.config), values["config"], "the checkpoint")
         different = differences(to_dict(before), to_dict(self.config))
@@ -243,20 +244,26 @@ class TrainingState:
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
 
-    def _check_task(self, saved: str) -> None:
-        """ConfigError if a checkpoint is that of another task, which minimises another loss.
+    def _check_task(self, saved: str, allow_changes: bool) -> None:
+        """ConfigError if a checkpoint is that of another task, which minimises another loss; a
+        warning if changes are allowed.
 
         Args:
             saved: `_class_name` of its task; empty if unknown.
         """
         own = _class_name(self.task)
         # Only the names of classes: a program may be renamed, or be imported.
-        if saved and saved.rpartition(".")[2] != own.rpartition(".")[2]:
+        if not saved or saved.rpartition(".")[2] == own.rpartition(".")[2]:
+            return
+        if not allow_changes:
             raise ConfigError(
                 f"{self.config.train.folder} holds a run of the task {saved}, and this program "
                 f"trains {own}, which may have other losses: continue it with the program that "
-                f"began it, the one with {saved}, or choose another train.folder"
+                "began it, choose another train.folder, or pass --allow-changes (in Python: "
+                "allow_changes=True), for instance because the class has a new name"
             )
+        if self.ranks.is_first:
+            logger.warning("task changed: %s -> %s", saved, own)
 
     def _restart_scores(self, changed: Sequence[str]) -> None:
         """Choose the best checkpoint anew if settings of the validation have changed.

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,10 +259,9 @@ class SpeechTask(TaskDefaults):
         )
         if self.model.encoder_graphs is not None:
             self.model.inference_graphs = InferenceGraphs()
+        losses = partial(self.losses, step=step)
         with stance:
-            report = validate(
-                self.model, self.losses, batches, self.data.tokenizer, step=step, ranks=ranks
-            )
+            report = validate(self.model, losses, batches, self.data.tokenizer, ranks=ranks)
         self.model.inference_graphs = None  # training needs the memory
         report_too_large(self, self.config.folder, step, self.ranks.rank, report.too_large)
         if report.without_loss:

@@ -129,6 +129,11 @@ class _Validation:
         losses: ModelLosses | None = None
         if len(measured) > 0:
             losses = self.losses(measured.to(self.device))
+            if not isinstance(losses, ModelLosses):
+                raise TypeError(
+                    f"losses of the task returned {type(losses).__name__} in a validation, which "
+                    "needs the ModelLosses of super().losses, changed by dataclasses.replace"
+                )
             finite_N = losses.total.isfinite().cpu()
             finite.update(name for name, kept in zip(measured.ids, finite_N, strict=True) if kept)
             once_N = ~torch.tensor([name in batch.repeats for name in measured.ids])
@@ -194,11 +199,10 @@ def band_masses(losses: ModelLosses, batch: Batch, rnnt_type: str) -> dict[str, 
 @torch.no_grad()
 def validate(
     model: SpeechModel,
-    losses: Callable[[Batch, int], ModelLosses],
+    losses: Callable[[Batch], ModelLosses],
     batches: Iterable[Batch],
     tokenizer: Tokenizer,
     *,
-    step: int,
     ranks: Ranks,
 ) -> ValidationReport:
     """Losses and error rates over a set, with the model in evaluation mode for the duration.
@@ -206,11 +210,11 @@ def validate(
     Random generators keep their states, so the number of validations does not affect training.
 
     Args:
-        losses: `SpeechTask.losses`, called with a batch and `step`.
+        losses: `SpeechTask.losses` of a step.
     """
     was_training = model.training
     model.eval()
-    validation = _Validation(model, lambda batch: losses(batch, step), tokenizer)
+    validation = _Validation(model, losses, tokenizer)
     too_large: list[tuple[Batch, str]] = []
     with torch.random.fork_rng(devices=[]):
         for batch in batches:
