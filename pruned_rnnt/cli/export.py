@@ -20,7 +20,7 @@ from pruned_rnnt.cli.command import (
     add_run_arguments,
     config_of_run,
 )
-from pruned_rnnt.run.folder import RunFolder
+from pruned_rnnt.run.folder import RunFolder, require_writable
 from pruned_rnnt.system.optional_packages import ONNX_PACKAGES, VERIFY_PACKAGES, require
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.system.whole_files import appearing_together
@@ -143,6 +143,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.decode.calibration import read_calibration
     from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.readme import use_of_export
+    from pruned_rnnt.interop.icefall_model import import_settings
     from pruned_rnnt.pretrained.export_folder import EXPORTED_FILES
     from pruned_rnnt.pretrained.hub import hub_name, push
     from pruned_rnnt.pretrained.model_card import card_of_run
@@ -163,6 +164,10 @@ def export(options: argparse.Namespace, console: Console) -> int:
     loaded = load_model(config)
     name = options.format + ("-streaming" if options.streaming else "")
     folder = options.output or RunFolder(config.folder).export / name
+    # As `appearing_together` chooses between them.
+    require_writable(
+        folder if folder.is_dir() else folder.parent, "--output FOLDER writes the files elsewhere"
+    )
     source = f"{config.folder.name}, {loaded.name}"
     parts = ModelFile(
         loaded.model,
@@ -180,10 +185,13 @@ def export(options: argparse.Namespace, console: Console) -> int:
     # Others stay: the folder may hold archives that the model came from.
     with appearing_together(folder, replacing=EXPORTED_FILES[options.format]) as unfinished:
         graphs = _write_files(options, parts, unfinished, source, config.decode, check)
-        card.write(unfinished, use_of_export(unfinished, options.format))
+        needed = import_settings(parts.model) if options.format == "icefall" else []
+        card.write(unfinished, use_of_export(unfinished, options.format, settings=needed))
         chain.write(unfinished)
     use = _USES[options.format].format(folder=folder, shell=shlex.quote(str(folder)))
     print(f"wrote {folder}; {use}")
+    if needed:
+        print(f"the files do not hold, and an import needs: {' '.join(needed)}")
     exact = True
     if options.format == "onnx":
         exact = _compare(options, parts, folder, graphs, config.decode)
@@ -246,7 +254,7 @@ def _write_files(
     from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
     from pruned_rnnt.export.torch_folder import export_torch
     from pruned_rnnt.interop.icefall_model import export_icefall
-    from pruned_rnnt.interop.nemo.exported_model import export_model
+    from pruned_rnnt.interop.nemo.exported_model import archive_differences, export_model
     from pruned_rnnt.model.build_model import as_transducer
 
     # The exporters log remarks about operators that our models do not have.
@@ -267,7 +275,10 @@ def _write_files(
     elif options.format == "icefall":
         export_icefall(as_transducer(model, "--format icefall"), tokenizer, folder)
     elif options.format == "nemo":
-        export_model(model, tokenizer, folder / "model.nemo")
+        most = decode.max_symbols_per_frame
+        export_model(model, tokenizer, folder / "model.nemo", max_symbols_per_frame=most)
+        for line in archive_differences(model, decode):
+            print(f"may decode differently: {line}")
     if options.format != "onnx":
         return ()
     graphs = export_onnx(parts, folder, sizes, source, decode)

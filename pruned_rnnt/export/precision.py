@@ -280,7 +280,7 @@ def _type_of_cast(node: Any) -> int | None:
     """The type that a Cast gives; None for other nodes."""
     if node.op_type != "Cast":
         return None
-    return next(each.i for each in node.attribute if each.name == "to")
+    return next(int(each.i) for each in node.attribute if each.name == "to")
 
 
 def rounded_weight(precision: QuantisedPrecision, layer: Layer) -> npt.NDArray[np.float32]:

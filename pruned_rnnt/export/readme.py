@@ -47,11 +47,21 @@ _ICEFALL = """\
 too.
 """
 
+_ICEFALL_SETTINGS = """
+The files do not hold these settings of the model, for which `pruned_rnnt.load` takes the recipe's
+values. Give them to the import, and load the run that it writes:
+
+    pruned-rnnt import pretrained.pt RUN --tokens bpe.model {settings}
+"""
+
 _NEMO = """\
 ## Use
 
 NeMo restores `model.nemo` with `ASRModel.restore_from("model.nemo")`. `pruned-rnnt transcribe
 model.nemo a.wav` transcribes with it, and `pruned-rnnt finetune model.nemo DATA` trains it further.
+Greedy search emits at most `decoding.greedy.max_symbols` symbols in a frame: the
+decode.max_symbols_per_frame of the export, 10 if that was 0, and 1 for a model that emits at most
+one (loss.rnnt_type).
 """
 
 _SHARED = """\
@@ -187,23 +197,32 @@ _STREAMING = """
 A chunk has {chunk_frames} frames ({chunk_seconds} s), and attention sees {left_frames} frames
 of left context. The model's configuration has {trained_chunk} and {trained_left}.
 A chunk is decoded only when it is full. Append {tail_seconds} s of quiet noise after the last word,
-as `recognise.py` does, or the end may be missing. Do not append digital silence: the model may emit
-words for it.
+as `recognise.py` and `pruned_rnnt.load` do, or the end may be missing. Do not append digital
+silence: the model may emit words for it.
+
+Where audio ends in the middle of speech, the model may take the noise for the end of what was said,
+and emit words that were not. `"tail_seconds": 0` in `settings.json` appends nothing; the last words
+may then be missing. `pruned_rnnt.load` of the run, or of an export of `--format torch`, needs no
+noise.
 """
 
 
-def use_of_export(folder: Path, kind: str, load_name: str = HERE) -> str:
+def use_of_export(
+    folder: Path, kind: str, load_name: str = HERE, settings: Sequence[str] = ()
+) -> str:
     """Markdown on how to use the files of an export.
 
     Args:
         kind: `torch`, `onnx`, `icefall` or `nemo`.
         load_name: what `pruned_rnnt.load` takes; by default the current folder.
+        settings: `section.key=value`, which an import of the kind `icefall` needs.
     """
     if kind == "onnx":
-        settings = json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8"))
-        return onnx_use(settings, load_name)
+        return onnx_use(json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8")), load_name)
     formats = {"torch": _TORCH, "icefall": _ICEFALL, "nemo": _NEMO}
-    return formats[kind].format(load_name=load_name)
+    if settings:
+        formats["icefall"] += _ICEFALL_SETTINGS
+    return formats[kind].format(load_name=load_name, settings=" ".join(settings))
 
 
 def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:

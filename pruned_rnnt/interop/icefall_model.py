@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.saved_file import CodeInFileError, describe_no_parameters, read_saved
-from pruned_rnnt.model.speech_model import TransducerModel
+from pruned_rnnt.model.speech_model import SpeechModel, TransducerModel
 from pruned_rnnt.model.zipformer.config import SIZES, ZipformerConfig
 from pruned_rnnt.model.zipformer.layer import ZipformerLayer
 from pruned_rnnt.model.zipformer.stack import Stack
@@ -236,7 +237,9 @@ def icefall_sizes(parameters: Mapping[str, Tensor], **changes: Any) -> IcefallSi
         raise ValueError(f"the parameters are not those of a Zipformer: no {error}") from error
     except (IndexError, ZeroDivisionError) as error:
         raise ValueError(
-            f"the parameters are not those of a Zipformer: impossible shapes ({error})"
+            f"the parameters are not those of a Zipformer: impossible shapes ({error}). If its "
+            f"position_head_dim is not {ZipformerConfig.position_head_dim}, set "
+            "model.encoder.position_head_dim"
         ) from error
     return sizes
 
@@ -320,6 +323,10 @@ def to_icefall_state(model: TransducerModel) -> dict[str, Tensor]:
             f"loss.durations is {list(model.loss_config.durations)}, icefall's recipe has no "
             "durations: export with --format onnx, nemo or torch"
         )
+    if model.loss_config.hat:
+        raise ValueError(
+            "loss.hat is true, icefall's recipe has no HAT: export with --format onnx or torch"
+        )
     if model.loss_config.kind != "pruned":
         raise ValueError(
             f"loss.kind is {model.loss_config.kind!r}, so the model lacks simple_am_proj and "
@@ -345,6 +352,22 @@ def to_icefall_state(model: TransducerModel) -> dict[str, Tensor]:
                 scale_E = torch.full_like(layer.bypass.bypass_scale.detach().cpu(), 0.5)
                 state[f"{name}.layers.{index}.bypass_scale"] = scale_E
     return state
+
+
+def import_settings(model: SpeechModel) -> list[str]:
+    """Settings that an import of the exported file needs, because the file does not hold them."""
+    config, names = model.encoder.config, ["num_mel_bins", "position_head_dim"]
+    if config.causal:
+        names += ["chunk_size", "left_context"]
+    values = {name: getattr(config, name) for name in names}
+    found = [
+        f"model.encoder.{name}={value}"
+        for name, value in values.items()
+        if value != getattr(ZipformerConfig, name)
+    ]
+    if model.loss_config.rnnt_type != LossConfig.rnnt_type:
+        found.append(f"loss.rnnt_type={model.loss_config.rnnt_type}")
+    return found
 
 
 def export_icefall(model: TransducerModel, tokenizer: Tokenizer, folder: Path) -> None:

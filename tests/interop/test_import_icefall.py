@@ -117,6 +117,30 @@ def test_export_writes_the_files_of_the_recipe(
     assert "--int8" in capsys.readouterr().err
 
 
+def test_export_names_the_settings_that_the_files_do_not_hold(
+    tmp_path: Path, tokens: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    encoder = dataclasses.replace(ENCODER, position_head_dim=2, chunk_size=16)
+    model = tiny_model(encoder, len(SYMBOLS), rnnt_type="modified")
+    path = tmp_path / "pretrained.pt"
+    torch.save({"model": to_icefall_state(model)}, path)
+    settings = [
+        "model.encoder.position_head_dim=2",
+        "model.encoder.chunk_size=16",
+        "loss.rnnt_type=modified",
+    ]
+    run = tmp_path / "run"
+    options = ["--tokens", str(tokens), *settings]
+    assert main(["import", str(path), str(run), *options]) == 0
+    config = run_config(run)
+    assert config.model.encoder == encoder
+    assert config.loss.rnnt_type == "modified"
+    assert main(["export", str(run), "--format", "icefall"]) == 0
+    listed = " ".join(settings)
+    assert f"an import needs: {listed}\n" in capsys.readouterr().out
+    assert listed in (run / "export/icefall/README.md").read_text()
+
+
 @pytest.mark.parametrize("command", ["import", "import-icefall"])
 def test_steps_since_an_earlier_checkpoint_are_averaged(
     command: str, tmp_path: Path, tokens: Path
@@ -155,7 +179,9 @@ def test_parameters_that_do_not_fit_are_reported(
     assert "already holds a run" in capsys.readouterr().err
     wide = ["model.encoder.position_dim=50"]
     assert main(["import-icefall", *arguments, str(tmp_path / "wide"), *wide]) == EXIT_FAILED
-    assert "linear_pos.weight: (8, 48) there, (8, 50) here" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "linear_pos.weight: (8, 48) there, (8, 50) here" in error
+    assert "give others to `pruned-rnnt import`, such as model.encoder.num_mel_bins=40" in error
     del theirs["joiner.encoder_proj.bias"]
     torch.save({"model": theirs}, path)
     assert main(["import-icefall", *arguments, str(tmp_path / "other")]) == EXIT_FAILED
@@ -223,6 +249,8 @@ def test_models_that_the_recipe_cannot_represent_are_errors() -> None:
         to_icefall_state(tiny_model(ENCODER, predictor=LstmPredictorConfig(dim=8)))
     with pytest.raises(ValueError, match=r"loss\.durations is \[0, 1, 2\]"):
         to_icefall_state(tiny_model(ENCODER, durations=(0, 1, 2)))
+    with pytest.raises(ValueError, match=r"loss\.hat is true"):
+        to_icefall_state(tiny_model(ENCODER, hat=True))
     with pytest.raises(ValueError, match=r"loss\.kind is 'full'"):
         to_icefall_state(tiny_model(ENCODER, kind="full"))
     config = ModelConfig(encoder=ENCODER, joiner_activation="relu")

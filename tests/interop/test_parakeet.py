@@ -7,6 +7,7 @@ Axes: N batch, T encoder frames, U symbols, V outputs.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import tarfile
@@ -17,14 +18,16 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
+import yaml
 from torch import Tensor
 
 from pruned_rnnt.data.audio.features import nemo_features, nemo_frame_count
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.decode.build_search import new_greedy_search
-from pruned_rnnt.interop.nemo.exported_model import export_model
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.interop.nemo.exported_model import archive_differences, export_model
 from pruned_rnnt.interop.nemo.files import read_safetensors, write_safetensors
-from pruned_rnnt.interop.nemo.imported_model import ImportedModel, import_model
+from pruned_rnnt.interop.nemo.imported_model import ImportedModel, import_model, read_run
 from pruned_rnnt.interop.nemo.symbols import symbols_of_json, tokenizer_json_of
 from pruned_rnnt.interop.nemo.topology import nemo_topology
 from pruned_rnnt.model.feature_norm import centre_features
@@ -365,6 +368,48 @@ def test_exported_models_have_the_names_and_outputs_of_the_source(
         export_model(imported.model, imported.tokenizer, path)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "most"),
+    [
+        ("nemo_rnnt", {"decoding__greedy": {"max_symbols": 3}}, 3),
+        ("nemo_tdt", {"decoding__greedy": {"max_symbols": None, "max_symbols_per_step": 4}}, 4),
+        ("nemo_rnnt", {"decoding__greedy": {"max_symbols": None}}, 10),
+        ("nemo_rnnt", {"decoding": None}, 10),
+        ("transformers_rnnt", {"max_symbols_per_step": 2}, 2),
+    ],
+)
+def test_symbols_per_frame_are_those_of_the_file(
+    name: str, changes: dict[str, Any], most: int, tmp_path: Path
+) -> None:
+    imported = import_model(written(name, tmp_path, **changes))
+    assert imported.max_symbols_per_frame == most
+    assert imported.texts(audio()) == imported.texts(audio(), most)
+    path = tmp_path / ("exported.nemo" if name in NEMO else "exported")
+    export_model(imported.model, imported.tokenizer, path, max_symbols_per_frame=most)
+    run = read_run(path, tmp_path / "run")
+    assert run.config.decode.max_symbols_per_frame == most
+    assert not list(archive_differences(run.model, run.config.decode))
+    (line,) = archive_differences(run.model, DecodeConfig())
+    assert "decode.max_symbols_per_frame is 0" in line
+
+
+def test_models_of_one_symbol_per_frame_stay_so(tmp_path: Path) -> None:
+    """NeMo's default of 10 would emit a symbol again and again."""
+    imported = import_model(written("nemo_rnnt", tmp_path))
+    model = imported.model
+    model.loss_config = dataclasses.replace(model.loss_config, rnnt_type="modified")
+    path = tmp_path / "exported.nemo"
+    export_model(model, imported.tokenizer, path, max_symbols_per_frame=10)
+    with tarfile.open(path) as archive:
+        content = archive.extractfile("model_config.yaml")
+        assert content is not None
+        assert yaml.safe_load(content)["decoding"]["greedy"] == {"max_symbols": 1}
+    again = import_model(path)
+    assert again.model.loss_config.rnnt_type == "modified"
+    assert again.texts(audio()) == imported.texts(audio(), 1)
+    assert not list(archive_differences(model, DecodeConfig()))
+
+
 def test_exported_symbols_encode_texts_alike(tmp_path: Path) -> None:
     imported = import_model(written("nemo_rnnt", tmp_path))
     data = tokenizer_json_of(imported.tokenizer)
@@ -475,6 +520,11 @@ def test_models_that_others_lack_are_not_exported(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             export_model(imported.model, imported.tokenizer, folder / target)
         assert not (folder / target).exists()
+    same = import_model(written("transformers_rnnt", tmp_path))
+    loss = dataclasses.replace(same.model.loss_config, rnnt_type="modified")
+    same.model.loss_config = loss
+    with pytest.raises(ValueError, match=r"loss\.rnnt_type is modified"):
+        export_model(same.model, same.tokenizer, tmp_path / "folder")
     other = tiny_model(tiny_conformer())
     with pytest.raises(ValueError, match=r"model\.encoder\.kind is conformer"):
         export_model(other, imported.tokenizer, tmp_path / "a.nemo")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from pruned_rnnt.data.audio.features import nemo_constants
 from pruned_rnnt.data.tokens.tokenizer import SOS_EOS_ID, Tokenizer
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.decode.search.tdt_greedy import SHERPA_MAX_SYMBOLS
 from pruned_rnnt.interop.nemo.files import CONFIG_JSON, TOKENIZER, WEIGHTS, write_safetensors
 from pruned_rnnt.interop.nemo.parts import (
     TRANSFORMERS_PREFIXES,
@@ -27,6 +30,7 @@ from pruned_rnnt.interop.nemo.parts import (
     renamed,
 )
 from pruned_rnnt.interop.nemo.symbols import sentencepiece_of, tokenizer_json_of
+from pruned_rnnt.interop.nemo.topology import MAX_SYMBOLS
 from pruned_rnnt.model.fastconformer import FastConformer, FastConformerConfig
 from pruned_rnnt.model.predictor import LstmPredictor, LstmPredictorConfig
 from pruned_rnnt.model.speech_model import BLANK, SpeechModel, TransducerModel
@@ -41,8 +45,18 @@ _BY_SYMBOL = ("decoder.prediction.embed.", "joint.joint_net.", "ctc_decoder.", "
 _ABSENT = 2
 
 
-def export_model(model: SpeechModel, tokenizer: Tokenizer, path: Path | str) -> None:
+def export_model(
+    model: SpeechModel,
+    tokenizer: Tokenizer,
+    path: Path | str,
+    *,
+    max_symbols_per_frame: int = 0,
+) -> None:
     """Write a `.nemo` archive, or a folder of transformers for any other name.
+
+    Args:
+        max_symbols_per_frame: that greedy search emits at most there. 0 chooses 10, the default of
+            both packages. It is 1 for a model of a loss.rnnt_type other than regular.
 
     Raises:
         ValueError: the path exists, or the model has something that the other package cannot
@@ -52,10 +66,28 @@ def export_model(model: SpeechModel, tokenizer: Tokenizer, path: Path | str) -> 
     if path.exists():
         raise ValueError(f"{path} exists: choose another path")
     _check(model)
+    most = max_symbols_per_frame or MAX_SYMBOLS
+    if not _is_regular(model):
+        most = 1
     if path.suffix == ".nemo":
-        _write_archive(path, model, tokenizer)
+        _write_archive(path, model, tokenizer, most)
     else:
-        _write_folder(path, model, tokenizer)
+        _write_folder(path, model, tokenizer, most)
+
+
+def archive_differences(model: SpeechModel, decode: DecodeConfig) -> Iterator[str]:
+    """One line for each setting that may make the texts of NeMo differ from the run's."""
+    is_transducer = isinstance(model, TransducerModel)
+    if is_transducer and _is_regular(model) and not decode.max_symbols_per_frame:
+        most = SHERPA_MAX_SYMBOLS if model.loss_config.durations else 1
+        yield (
+            f"decode.max_symbols_per_frame is 0: greedy search here emits at most {most} per "
+            f"frame, and the archive says {MAX_SYMBOLS}, NeMo's default (give a number for both)"
+        )
+
+
+def _is_regular(model: SpeechModel) -> bool:
+    return model.loss_config.rnnt_type == "regular"
 
 
 def _check(model: SpeechModel) -> None:
@@ -100,10 +132,10 @@ def nemo_state(model: SpeechModel) -> StateDict:
     return {name: x.detach().cpu().contiguous() for name, x in state.items()}
 
 
-def _write_archive(path: Path, model: SpeechModel, tokenizer: Tokenizer) -> None:
+def _write_archive(path: Path, model: SpeechModel, tokenizer: Tokenizer, most: int) -> None:
     weights = io.BytesIO()
     torch.save(nemo_state(model), weights)
-    config = _nemo_config(model, tokenizer, _TOKENIZER_NAME)
+    config = _nemo_config(model, tokenizer, _TOKENIZER_NAME, most)
     files = {
         "model_config.yaml": OmegaConf.to_yaml(OmegaConf.create(config)).encode(),
         _TOKENIZER_NAME: sentencepiece_of(tokenizer),
@@ -118,8 +150,8 @@ def _write_archive(path: Path, model: SpeechModel, tokenizer: Tokenizer) -> None
             archive.addfile(member, io.BytesIO(content))
 
 
-def _write_folder(path: Path, model: SpeechModel, tokenizer: Tokenizer) -> None:
-    config = _transformers_config(model)
+def _write_folder(path: Path, model: SpeechModel, tokenizer: Tokenizer, most: int) -> None:
+    config = _transformers_config(model, most)
     state: StateDict = {}
     start = {nemo: theirs for theirs, nemo in TRANSFORMERS_PREFIXES.items()}
     for name, value in nemo_state(model).items():
@@ -154,7 +186,9 @@ def _encoder(model: SpeechModel) -> FastConformerConfig:
     return model.encoder.config
 
 
-def _nemo_config(model: SpeechModel, tokenizer: Tokenizer, tokenizer_name: str) -> dict[str, Any]:
+def _nemo_config(
+    model: SpeechModel, tokenizer: Tokenizer, tokenizer_name: str, most: int
+) -> dict[str, Any]:
     """The values of model_config.yaml.
 
     Raises:
@@ -211,7 +245,7 @@ def _nemo_config(model: SpeechModel, tokenizer: Tokenizer, tokenizer_name: str) 
             "decoder": head,
             "decoding": {"strategy": "greedy"},
         }
-    return {**config, **_nemo_transducer(model, len(symbols))}
+    return {**config, **_nemo_transducer(model, len(symbols), most)}
 
 
 def _nemo_encoder(encoder: FastConformerConfig) -> dict[str, Any]:
@@ -248,7 +282,7 @@ def _nemo_encoder(encoder: FastConformerConfig) -> dict[str, Any]:
     }
 
 
-def _nemo_transducer(model: TransducerModel, symbols: int) -> dict[str, Any]:
+def _nemo_transducer(model: TransducerModel, symbols: int, most: int) -> dict[str, Any]:
     predictor, durations = model.config.predictor, list(model.loss_config.durations)
     assert isinstance(predictor, LstmPredictorConfig)
     widths = {
@@ -271,8 +305,11 @@ def _nemo_transducer(model: TransducerModel, symbols: int) -> dict[str, Any]:
             "pred_hidden": predictor.dim,
         },
     }
-    decoding: dict[str, Any] = {"strategy": "greedy_batch", "greedy": {"max_symbols": 10}}
+    decoding: dict[str, Any] = {"strategy": "greedy_batch", "greedy": {"max_symbols": most}}
     loss: dict[str, Any] = {"loss_name": "default"}
+    if not _is_regular(model):
+        # NeMo ignores the key; the import here reads it.
+        loss["rnnt_type"] = model.loss_config.rnnt_type
     if durations:
         joint["num_extra_outputs"] = len(durations)
         decoding |= {"model_type": "tdt", "durations": durations}
@@ -300,7 +337,7 @@ def _nemo_transducer(model: TransducerModel, symbols: int) -> dict[str, Any]:
     }
 
 
-def _transformers_config(model: SpeechModel) -> dict[str, Any]:
+def _transformers_config(model: SpeechModel, most: int) -> dict[str, Any]:
     """The values of config.json.
 
     Raises:
@@ -361,6 +398,12 @@ def _transformers_config(model: SpeechModel) -> dict[str, Any]:
             f"loss.ctc_scale is {model.loss_config.ctc_scale}; transformers has no transducer with "
             "a CTC head: export to a .nemo archive"
         )
+    if not _is_regular(model):
+        # With max_symbols_per_step=1, its `generate` leaves out the last frame.
+        raise ValueError(
+            f"loss.rnnt_type is {model.loss_config.rnnt_type}; transformers supports only regular: "
+            "export to a .nemo archive"
+        )
     durations = list(model.loss_config.durations)
     kind = "TDT" if durations else "RNNT"
     return {
@@ -371,6 +414,7 @@ def _transformers_config(model: SpeechModel) -> dict[str, Any]:
         "decoder_hidden_size": width,
         "num_decoder_layers": predictor.layers,
         "hidden_act": model.joiner.activation,
+        "max_symbols_per_step": most,
         **({"durations": durations} if durations else {}),
         **config,
     }

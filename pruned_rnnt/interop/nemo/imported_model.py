@@ -27,7 +27,12 @@ from pruned_rnnt.decode.build_search import new_greedy_search
 from pruned_rnnt.interop.nemo.files import SourceFiles, read_archive, read_folder
 from pruned_rnnt.interop.nemo.parts import TRANSFORMERS_PREFIXES, encoder_from_nemo, renamed
 from pruned_rnnt.interop.nemo.symbols import Symbols, symbols_of_json, symbols_of_sentencepiece
-from pruned_rnnt.interop.nemo.topology import Topology, nemo_topology, transformers_topology
+from pruned_rnnt.interop.nemo.topology import (
+    MAX_SYMBOLS,
+    Topology,
+    nemo_topology,
+    transformers_topology,
+)
 from pruned_rnnt.model.build_model import build_model, fitted_model
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -44,8 +49,6 @@ _JOINT = ("joint.joint_net.2.", "joint.joint_net.1.")
 _CTC = ("ctc_decoder.decoder_layers.0.", "decoder.decoder_layers.0.")
 _EMBEDDING = "decoder.prediction.embed.weight"
 _LSTM = "decoder.prediction.dec_rnn.lstm."
-# Their searches emit at most so many symbols in a frame, which lasts 80 ms.
-_DECODE_SETTINGS = ("decode.max_symbols_per_frame=10",)
 # Settings that change training or streams, but not what the parameters mean.
 _FREE_MODEL_KEYS = (
     "encoder.dropout",
@@ -58,20 +61,25 @@ _FREE_LOSS_KEYS = ("ctc_scale", "fastemit_lambda", "sigma", "omega")
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedModel:
-    """A model on the CPU in evaluation mode, with its tokenizer."""
+    """A model on the CPU in evaluation mode, with its tokenizer.
+
+    max_symbols_per_frame: that greedy search emits at most in a frame of 80 ms, by the file's
+        configuration, or 10 as in NeMo and transformers.
+    """
 
     model: SpeechModel
     tokenizer: Tokenizer
+    max_symbols_per_frame: int = MAX_SYMBOLS
 
     @torch.no_grad()
     def texts(
-        self, samples: Sequence[FloatArray | Pcm16Array | Tensor], max_symbols_per_frame: int = 10
+        self, samples: Sequence[FloatArray | Pcm16Array | Tensor], max_symbols_per_frame: int = 0
     ) -> list[str]:
         """The texts of recordings by greedy search, each encoded as a whole.
 
         Args:
             samples: (S,) each at 16 kHz: floats within -1 .. 1, or 16-bit integers.
-            max_symbols_per_frame: of a transducer; NeMo's and transformers' default is 10.
+            max_symbols_per_frame: of a transducer; 0 takes the model's own.
 
         Raises:
             ValueError: `samples` is no sequence of recordings, or one of them is a path, or has
@@ -83,7 +91,8 @@ class ImportedModel:
         device = next(self.model.parameters()).device
         bins = self.model.encoder.config.num_mel_bins
         encoded_NTE, lengths_N = self.model.encode(*nemo_features(checked, device, bins))
-        search = new_greedy_search(self.model, max_symbols_per_frame=max_symbols_per_frame)
+        most = max_symbols_per_frame or self.max_symbols_per_frame
+        search = new_greedy_search(self.model, max_symbols_per_frame=most)
         found = search(encoded_NTE, lengths_N)
         return self.tokenizer.decode_all([hypothesis.symbols for hypothesis in found])
 
@@ -139,7 +148,11 @@ def import_model(path: Path | str) -> ImportedModel:
     model = fitted_model(
         lambda: build_model(topology.model, len(symbols.order), topology.loss), state, str(path)
     )
-    return ImportedModel(model=model.float().eval(), tokenizer=symbols.tokenizer)
+    return ImportedModel(
+        model=model.float().eval(),
+        tokenizer=symbols.tokenizer,
+        max_symbols_per_frame=topology.max_symbols,
+    )
 
 
 def _from_transformers(files: SourceFiles) -> StateDict:
@@ -262,7 +275,8 @@ def read_run(path: Path, output: Path, overrides: Sequence[str] = ()) -> NemoRun
         "model": to_dict(model.config),
         "loss": to_dict(model.loss_config),
     }
-    settings = [*_DECODE_SETTINGS, as_override("train.folder", output), *overrides]
+    most = f"decode.max_symbols_per_frame={imported.max_symbols_per_frame}"
+    settings = [most, as_override("train.folder", output), *overrides]
     layer = f"the settings of {path}", base
     config = load_config(ExperimentConfig, None, settings, base=layer)
     _check_unchanged(model, config)

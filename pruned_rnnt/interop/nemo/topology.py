@@ -68,6 +68,11 @@ _EXTRACTOR = {
     "n_fft": (512,),
     "preemphasis": (0.97,),
 }
+# Symbols that the searches of both packages emit at most in a frame, unless a file says otherwise.
+MAX_SYMBOLS = 10
+_MAX_SYMBOLS_KEYS = ("max_symbols", "max_symbols_per_step")
+# Of loss.rnnt_type: archives of this package have that key, and NeMo ignores it.
+_RNNT_TYPES = ("regular", "modified", "constrained", "rna")
 # The last ones are those of pruned_rnnt.compat.nemo_loss.
 _RNNT_LOSSES = ("default", "warprnnt_numba", "pytorch", "warprnnt", "pruned_rnnt")
 _TDT_LOSSES = ("tdt", "pruned_rnnt_tdt")
@@ -81,10 +86,14 @@ _TRANSFORMERS_ENCODER = {
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """A model of this package that computes the same."""
+    """A model of this package that computes the same.
+
+    max_symbols: that greedy search emits at most in a frame.
+    """
 
     model: ModelConfig
     loss: LossConfig
+    max_symbols: int = MAX_SYMBOLS
 
     @property
     def is_ctc(self) -> bool:
@@ -163,6 +172,10 @@ def nemo_topology(config: Mapping[str, Any]) -> Topology:
     _check_target("decoder", decoder, "RNNTDecoder")
     _check("joint.jointnet", jointnet, {"activation": ("relu", "tanh")})
     loss = _section(config, "loss", default={})
+    _check("loss", loss, {"rnnt_type": _RNNT_TYPES})
+    greedy = _section(_section(config, "decoding", default={}), "decoding.greedy", default={})
+    # NeMo takes the first that is neither 0 nor null.
+    limits = (_int(greedy, f"decoding.greedy.{name}", 0) for name in _MAX_SYMBOLS_KEYS)
     return _transducer(
         encoder,
         width=_int(prednet, "decoder.prednet.pred_hidden"),
@@ -172,6 +185,8 @@ def nemo_topology(config: Mapping[str, Any]) -> Topology:
         durations=_nemo_durations(loss, joint),
         ctc=kind == _HYBRID,
         tdt=_nemo_tdt(loss),
+        rnnt_type=loss.get("rnnt_type", "regular"),
+        max_symbols=next(filter(None, limits), MAX_SYMBOLS),
     )
 
 
@@ -327,6 +342,7 @@ def transformers_topology(config: Mapping[str, Any]) -> Topology:
         activation=config.get("hidden_act", "relu"),
         durations=_durations(config, "durations") if model_type == "parakeet_tdt" else (),
         ctc=False,
+        max_symbols=_int(config, "max_symbols_per_step", MAX_SYMBOLS),
     )
 
 
@@ -343,7 +359,9 @@ def _transducer(
     activation: Any,
     durations: tuple[int, ...],
     ctc: bool,
+    max_symbols: int,
     tdt: Mapping[str, float] | None = None,
+    rnnt_type: Any = "regular",
 ) -> Topology:
     predictor = LstmPredictorConfig(dim=width, layers=layers, dropout=0.2)
     return Topology(
@@ -353,9 +371,11 @@ def _transducer(
         # The exact loss: the parameters of the simple loss of `pruned` are not in these files.
         loss=LossConfig(
             kind="full",
+            rnnt_type=rnnt_type,
             durations=durations,
             sigma=(tdt or {}).get("sigma", 0.0),
             omega=(tdt or {}).get("omega", 0.0),
             ctc_scale=0.3 if ctc else 0.0,
         ),
+        max_symbols=max_symbols,
     )
