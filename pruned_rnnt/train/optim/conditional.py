@@ -49,7 +49,7 @@ class AdamW(torch.optim.AdamW):
 
     _update = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
 
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         loss = loss_of(closure)
         for group in self.param_groups:
             for p in group["params"]:
