@@ -52,8 +52,8 @@ def get_rnnt_logprobs(
         boundary: (B, 4) rows [s_begin, t_begin, s_end, t_end]; only t_end is used here.
 
     Returns:
-        px, py. The normaliser has no floor, as k2's has, however far peaks of am and lm are apart;
-        its float32 rounding is that of `pruned_rnnt.rnnt_loss_simple`.
+        px, py. Unlike k2's, the normaliser has no floor, so that peaks of am and lm may be any
+        distance apart; its float32 rounding is that of `pruned_rnnt.rnnt_loss_simple`.
 
     Raises:
         ValueError: shapes that do not fit, or an unknown rnnt_type.

@@ -58,7 +58,7 @@ def rnnt_loss(
         gather: accepts log_probs that are not contiguous, as in warp_rnnt. It has no other effect:
             the loss never stores more than two values per node beside the gradient.
         fastemit_lambda: scales the gradient through labels by 1 + fastemit_lambda. As in
-            warp_rnnt, it may be negative: -1 is no "off", but removes that gradient.
+            warp_rnnt, it may be negative. 0 turns it off; -1 removes the gradient through labels.
         compact: log_probs and labels are packed.
 
     Returns:

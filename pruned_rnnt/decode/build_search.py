@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from pruned_rnnt.data.tokens.tokenizer import UNKNOWN_ID, Tokenizer
-from pruned_rnnt.decode.decode_config import DecodeConfig, check_scales
+from pruned_rnnt.decode.decode_config import DecodeConfig, warn_of_unused_settings
 from pruned_rnnt.decode.fusion.build import build_scorers
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.ctc_search import CtcGreedySearch, CtcPrefixBeamSearch
@@ -52,18 +52,19 @@ def build_search(
 ) -> Search:
     """Build the search of a configuration; one search can decode many batches.
 
+    Scales of scores that are not in use are named in a warning.
+
     Args:
         model: in evaluation mode; do not move or replace its parameters while using the search.
         tokenizer: required if `config.fusion` has a language model or hotwords.
         language_model: the model that `config.fusion.lm` names.
 
     Raises:
-        ValueError: a setting of `config.fusion` belongs to a score that is not in use.
         ValueError, FileNotFoundError: as the searches and scorers.
     """
     silent = [UNKNOWN_ID] if config.skip_unknown and model.vocab_size > UNKNOWN_ID else []
     fusion = config.fusion
-    check_scales(fusion)
+    warn_of_unused_settings(config)
     if config.method == "ctc_prefix_beam":
         return CtcPrefixBeamSearch(
             model,

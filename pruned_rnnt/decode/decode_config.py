@@ -7,6 +7,7 @@ the names of its files.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from pruned_rnnt.decode.scoring.error_rates import MetricChoice
 from pruned_rnnt.model.encoder import WHOLE
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.parameter_values import fingerprint
+
+logger = logging.getLogger(__name__)
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 _BEAM_METHODS = ("modified_beam", "ctc_prefix_beam")
@@ -166,21 +169,24 @@ class DecodeConfig:
         return list(self.split.split(","))
 
 
-def check_scales(config: FusionConfig) -> None:
-    """ValueError if a search would ignore a setting: that of a score which is not in use.
+def warn_of_unused_settings(config: DecodeConfig) -> None:
+    """Warn of settings that a beam search ignores, because they belong to scores not in use.
 
-    Loading a configuration does not ask: a run may keep scales for the commands that use them.
+    No error: the config.yaml of a run may keep scales for commands that name the files.
     """
+    if config.method not in _BEAM_METHODS:
+        return
     for switches, settings in _SCORES:
-        if any(getattr(config, switch) for switch in switches):
+        if any(getattr(config.fusion, switch) for switch in switches):
             continue
         for name in settings:
-            value = getattr(config, name)
-            if value != getattr(FusionConfig(), name):
+            value, default = getattr(config.fusion, name), getattr(FusionConfig(), name)
+            if value != default:
                 needs = " or ".join(f"decode.fusion.{switch}" for switch in switches)
-                raise ValueError(
-                    f"decode.fusion.{name} is {value:g}, which needs {needs}: set that, or leave "
-                    f"{name} out"
+                logger.warning(
+                    "decode.fusion.%s is %g, which has no effect without %s: set that, or "
+                    "decode.fusion.%s=%g",
+                    *(name, value, needs, name, default),
                 )
 
 

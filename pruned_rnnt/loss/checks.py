@@ -187,8 +187,8 @@ def check_fastemit(fastemit_lambda: float) -> float:
     fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
     if fastemit_lambda < 0:
         raise ValueError(
-            f"fastemit_lambda is {fastemit_lambda}; it must be at least 0: use 0 for no FastEmit, "
-            "because a value below 0 teaches symbols less, and below -1 unlearns them"
+            f"fastemit_lambda is {fastemit_lambda}; it must be at least 0 (0 turns FastEmit off): "
+            "negative values train symbols less, and values below -1 train the model to avoid them"
         )
     return fastemit_lambda
 

@@ -59,9 +59,9 @@ class PrunedTransducerLoss(nn.Module):
             (N, T, S, E) and lm (N, T, S, P), the encoder and predictor outputs inside the band, to
             logits (N, T, S, V). Layers may have hooks and adapters, or be replaced. The loss calls
             a Joiner whose forward or output layer was changed in such a way, stores its logits, and
-            says so in the log once. It refuses torch's wrappers of a Joiner, such as
-            torch.compile(joiner), and the first call refuses others, such as a lambda: they leave
-            out the two projections.
+            says so in the log once. The constructor refuses torch's wrappers of a Joiner, such as
+            torch.compile(joiner); other wrappers, such as a lambda around it, fail in the first
+            call. Both leave out the two projections.
         encoder_dim, predictor_dim, vocab_size: E, P and V.
         blank: column of the blank.
         s_range: columns of the band.

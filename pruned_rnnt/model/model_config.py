@@ -132,7 +132,7 @@ class LossConfig:
         columns = 1 if self.rnnt_type in ("modified", "rna") else 2
         check_at_least("loss", self, s_range=columns, warm_up_steps=0)
         check_at_least("loss", self, simple_scale=0, pruned_scale_start=0, ctc_scale=0)
-        check_at_least("loss", self, cr_ctc_scale=0, cr_ctc_mask_factor=0, fastemit_lambda=0)
+        check_at_least("loss", self, cr_ctc_scale=0, cr_ctc_mask_factor=0)
         check_fractions("loss", self, "ctc_dropout", below_one=True)
         if self.cr_ctc_scale > 0 and not self.has_ctc_head:
             raise ValueError(

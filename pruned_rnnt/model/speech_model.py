@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pruned_rnnt.loss.checks import check_fastemit
 from pruned_rnnt.loss.ctc import ctc_consistency_loss, ctc_loss
 from pruned_rnnt.loss.fused import rnnt_loss_fused, rnnt_loss_tdt_fused
 from pruned_rnnt.loss.joiner import Joiner, durations_of_call, output_parameters
@@ -291,7 +292,8 @@ class TransducerModel(SpeechModel):
                 lm_only_scale=loss.lm_only_scale,
                 am_only_scale=loss.am_only_scale,
                 delay_penalty=loss.delay_penalty,
-                fastemit_lambda=loss.fastemit_lambda,
+                # Models trained with negative values load; `_transducer_part` refuses to train.
+                fastemit_lambda=max(loss.fastemit_lambda, 0.0),
                 simple_scale=loss.simple_scale,
                 pruned_scale_start=loss.pruned_scale_start,
                 warm_up_steps=loss.warm_up_steps,
@@ -308,6 +310,7 @@ class TransducerModel(SpeechModel):
         )
 
     def _transducer_part(self, batch: _EncodedBatch, step: int) -> _TransducerPart:
+        check_fastemit(self.loss_config.fastemit_lambda)
         predicted_MUP = self.predictor.forward_targets(batch.targets)
         lengths = batch.logit_lengths, batch.target_lengths
         if self.pruned_loss is not None:

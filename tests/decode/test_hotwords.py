@@ -112,13 +112,12 @@ PLACE_AFTER |= {"<0xE4>": 2, "<0x62>": 1}
 
 def test_phrases_that_may_not_begin_anywhere() -> None:
     generator = random.Random(0)
-    starts: dict[int, list[int]] = {0: [1, 2, 5], 1: [3], 2: [0, 4, 8]}
     for _ in range(200):
         best: dict[tuple[int, tuple[int, ...]], float] = {}
         for bonus in (-0.5, 1.0, 1.5, 2.0):
             place = generator.choice([0, 1, 2])
-            rest = generator.choices(range(len(NAMES)), k=generator.randint(0, 2))
-            best[place, (generator.choice(starts[place]), *rest)] = bonus
+            phrase = generator.choices(range(len(NAMES)), k=generator.randint(1, 3))
+            best[place, tuple(phrase)] = bonus
         words = [Hotword(symbols=s, bonus=bonus, place=p) for (p, s), bonus in best.items()]
         scorer = HotwordScorer(words, len(NAMES), NAMES)
         symbols = tuple(generator.choices(range(len(NAMES)), k=10))
@@ -168,6 +167,19 @@ def test_each_occurrence_in_a_script_without_spaces_counts_once(
     assert [total > 0 for total in found] == [total > 0 for total in expected]
 
 
+@pytest.mark.parametrize("quoted", ["「手机」", "“手机”", "(手机)"])
+def test_a_phrase_that_begins_with_a_sign_may_stand_after_any_letter(
+    tmp_path: Path, quoted: str
+) -> None:
+    tokenizer = train_tokenizer([f"NHK{quoted} 在NBA"] * 5, TokenizerConfig(kind="char"))
+    path = tmp_path / "hotwords.txt"
+    path.write_text(f"{quoted}\nNBA\n", encoding="utf-8")
+    scorer = HotwordScorer(read_hotwords(path, tokenizer, 1.0), len(tokenizer), tokenizer.symbols)
+    # The sign does not hide the place of the phrase behind it.
+    for text, expected in ((f"NHK{quoted}", 4), (f"在{quoted[0]}NBA", 3)):
+        assert sum(steps(scorer, tuple(tokenizer.encode(text)))) == pytest.approx(expected)
+
+
 def test_phrases_in_bytes_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = TokenizerConfig(kind="char", byte_fallback=True)
     tokenizer = train_tokenizer(["NEW YORK"] * 5, config)
@@ -175,13 +187,17 @@ def test_phrases_in_bytes_are_named(tmp_path: Path, caplog: pytest.LogCaptureFix
     path.write_text("NEW YORK\t:2.5\n")
     assert [hotword.bonus for hotword in read_hotwords(path, tokenizer, 1.5)] == [2.5]
     assert not caplog.records
-    path.write_text("NEW\nnew\nYORK:2\n")
-    assert len(read_hotwords(path, tokenizer, 1.5)) == 3
+    # Another white space is part of the phrase.
+    path.write_text("NEW\nnew\nYORK\u3000:x\nYORK:2\n", encoding="utf-8")
+    assert len(read_hotwords(path, tokenizer, 1.5)) == 4
     (record,) = caplog.records
-    assert "hotwords.txt:2: 'new' has characters that the model lacks" in record.getMessage()
-    assert "it knows 'NEW'; " in record.getMessage()
-    assert "hotwords.txt:3: 'YORK:2' has" in record.getMessage()
-    assert "a bonus needs a space before its colon" in record.getMessage()
+    message = record.getMessage()
+    assert message.startswith("hotwords have characters that the model can only write in bytes")
+    assert "training texts (3): " in message
+    assert "hotwords.txt:2: 'new' has characters in bytes: 'n', 'e', 'w'; it knows 'NEW' | " in (
+        message
+    )
+    assert "hotwords.txt:4: 'YORK:2' has characters in bytes: ':', '2'; a bonus needs" in message
 
 
 def test_file_of_phrases(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,10 +252,20 @@ def test_more_phrases_than_the_table_can_hold(
     path = tmp_path / "hotwords.txt"
     path.write_text("new\n" * 10)
     monkeypatch.setattr("pruned_rnnt.decode.fusion.hotwords._MAX_ENTRIES", 12 * len(tokenizer))
-    with pytest.raises(
-        ValueError, match=r"hotwords\.txt:4: the phrases up to here have 16 symbols"
-    ):
+    with pytest.raises(ValueError, match=r"hotwords\.txt:4: the phrases up to here take 16 rows"):
         read_hotwords(path, tokenizer, 1.5)
+
+
+def test_long_lists_of_latin_phrases_of_a_model_with_chinese_letters(tmp_path: Path) -> None:
+    letters = "".join(map(chr, range(0x4E00, 0x4E00 + 3000)))
+    tokenizer = train_tokenizer([f"{letters} ab"] * 2, TokenizerConfig(kind="char"))
+    path = tmp_path / "hotwords.txt"
+    path.write_text("ab" * 450 + "\n")
+    count = len(read_hotwords(path, tokenizer, 1.5))
+    # As many phrases as a table of 2 GB has without the mark of a word's start.
+    path.write_text(("ab" * 450 + "\n") * (2**29 // (901 * len(tokenizer))))
+    assert len(read_hotwords(path, tokenizer, 1.5)) == count * (2**29 // (901 * len(tokenizer)))
+    assert count == 2
 
 
 @pytest.mark.parametrize(

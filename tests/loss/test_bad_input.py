@@ -218,7 +218,7 @@ OPTIONS = [
     (full, {"delay_penalty": float("nan")}, "delay_penalty is nan; it must be finite"),
     (full, {"fastemit_lambda": float("inf")}, "fastemit_lambda is inf; it must be finite"),
     *(
-        (call, {"fastemit_lambda": -1}, "fastemit_lambda is -1.0; it must be at least 0: use 0 for")
+        (call, {"fastemit_lambda": -1}, "fastemit_lambda is -1.0; it must be at least 0")
         for call in (full, simple, pruned, fused)
     ),
     (full, {"hat": True, "from_log_probs": True}, "hat=True needs logits"),

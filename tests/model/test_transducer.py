@@ -153,9 +153,11 @@ def test_ctc_part_is_added_with_its_scale() -> None:
     torch.testing.assert_close(losses.total, losses.parts["full"] + 0.3 * losses.parts["ctc"])
 
 
-def test_negative_fastemit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"loss\.fastemit_lambda"):
-        LossConfig(fastemit_lambda=-1.0)
+@pytest.mark.parametrize("kind", ["pruned", "full"])
+def test_models_of_a_negative_fastemit_load_but_do_not_train(kind: str) -> None:
+    model = make_model(kind=kind, fastemit_lambda=-0.1)
+    with pytest.raises(ValueError, match=r"fastemit_lambda is -0\.1; it must be at least 0"):
+        model(*make_batch(), 0)
 
 
 def test_ctc_dropout_acts_in_training_alone() -> None:

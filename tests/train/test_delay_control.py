@@ -289,6 +289,13 @@ def test_validation_without_word_times_is_an_error(tmp_path: Path) -> None:
         speech_trainer(experiment)
 
 
+def test_training_refuses_a_negative_fastemit(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "corpus")
+    experiment = tiny_experiment(corpus, tmp_path / "run", "loss.fastemit_lambda=-0.1")
+    with pytest.raises(UsageError, match=r"loss\.fastemit_lambda is -0\.1, needs at least 0"):
+        speech_trainer(experiment)
+
+
 def test_settings() -> None:
     assert LossConfig(target_delay_ms=-40.0).target_delay_ms == -40
     with pytest.raises(ValueError, match=r"target_delay_ms is nan, needs a finite number"):

@@ -20,7 +20,7 @@ import math
 import re
 import unicodedata
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,13 +43,14 @@ logger = logging.getLogger(__name__)
 _MAX_LINE_BYTES = 1000
 # More than enough to force a phrase, and small enough for sums of it in float32.
 _MAX_BONUS = 1000.0
-# Entries of the scorer's table: 2 GB.
-_MAX_ENTRIES = 2**29
+# Entries of the scorer's table: 4 GB.
+_MAX_ENTRIES = 2**30
 # Phrases that a warning names.
 _MOST_SHOWN = 5
-# Where a phrase may begin: anywhere; after a symbol that is not the mark of a word's start alone;
-# after a letter of a script without spaces, and signs or digits that follow it. These are the
-# first states of the scorer, and a place is one of those with smaller numbers, too.
+# Where a phrase may begin: anywhere; not directly after a symbol that is only the mark of a word's
+# start; only after a letter of a script without spaces (and signs or digits after it). The
+# scorer's first states, in this order: where a phrase of one place may begin, those of smaller
+# places may, too.
 _ANYWHERE, _INSIDE, _UNSPACED = range(3)
 
 
@@ -87,7 +88,7 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
     entries = 0
     for number, line in _lines(path):
         location = f"{path}:{number}"
-        with_bonus = re.fullmatch(r"(.*)\s:(.*)", line)
+        with_bonus = re.fullmatch(r"(.*)[ \t]:(.*)", line)
         phrase, own_bonus = with_bonus.groups() if with_bonus else (line, "")
         try:
             value = check_bonus(float(own_bonus)) if with_bonus else bonus
@@ -100,26 +101,29 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
         if UNKNOWN_ID in symbols:
             raise ValueError(f"{location}: {phrase!r} has {_lacking(phrase, tokenizer)}")
         if _is_lacked(phrase, tokenizer):
-            in_bytes.append(f"{location}: {phrase!r} has {_lacking(phrase, tokenizer)}")
+            in_bytes.append(f"{location}: {phrase!r} has {_lacking(phrase, tokenizer, 'in bytes')}")
         inside = _without_word_start(phrase, tokenizer, unspaced)
+        if inside == symbols:
+            inside = []
         entries += (len(symbols) + len(inside)) * len(tokenizer)
         if entries > _MAX_ENTRIES:
             raise ValueError(
-                f"{location}: the phrases up to here have {entries // len(tokenizer):,} symbols; "
-                f"with a vocabulary of {len(tokenizer)} the table holds "
+                f"{location}: the phrases up to here take {entries // len(tokenizer):,} rows of "
+                f"the scorer's table; with a vocabulary of {len(tokenizer)} it has "
                 f"{_MAX_ENTRIES // len(tokenizer):,} at most: use fewer or shorter phrases"
             )
         if symbols:
             hotwords.append(Hotword(symbols=tuple(symbols), bonus=value))
-        if inside and inside != symbols:
-            place = _INSIDE if written_without_spaces(tokenizer.normalise(phrase)[0]) else _UNSPACED
+        if inside:
+            place = _place_inside(tokenizer.normalise(phrase)[0])
             hotwords.append(Hotword(symbols=tuple(inside), bonus=value, place=place))
     if in_bytes:
         logger.warning(
-            "hotwords in bytes, of characters rare or missing in the training texts (%d): %s%s",
+            "hotwords have characters that the model can only write in bytes, because they were "
+            "rare or missing in its training texts (%d): %s%s",
             len(in_bytes),
-            "; ".join(in_bytes[:_MOST_SHOWN]),
-            "; ..." if len(in_bytes) > _MOST_SHOWN else "",
+            " | ".join(in_bytes[:_MOST_SHOWN]),
+            " | ..." if len(in_bytes) > _MOST_SHOWN else "",
         )
     if not hotwords:
         logger.warning("%s has no hotwords: it needs one phrase in a line", path)
@@ -127,17 +131,18 @@ def read_hotwords(path: Path, tokenizer: Tokenizer, bonus: float) -> list[Hotwor
 
 
 def _is_lacked(text: str, tokenizer: Tokenizer) -> bool:
-    """Whether a text has characters or words without a symbol, unknown or in bytes."""
+    """Whether a text has characters or words without a symbol: unknown, or in bytes, which
+    `Tokenizer.lacks` counts as known."""
     names = (tokenizer.symbols[index] for index in tokenizer.encode(text))
     return any(name == UNKNOWN_SYMBOL or BYTE_NAME.fullmatch(name) for name in names)
 
 
-def _lacking(phrase: str, tokenizer: Tokenizer) -> str:
-    """What a phrase has that the tokenizer lacks."""
+def _lacking(phrase: str, tokenizer: Tokenizer, how: str = "that the model lacks") -> str:
+    """What a phrase has that the tokenizer lacks; `how` tells that in the text."""
     known = {text for text in phrase if not _is_lacked(text, tokenizer)}
     found = ", ".join(repr(text) for text in dict.fromkeys(phrase) if text not in known)
     # Words may be unknown although their characters are not.
-    shown = f"characters that the model lacks: {found}" if found else "words that the model lacks"
+    shown = f"characters {how}: {found}" if found else f"words {how}"
     for spelling in (phrase.lower(), phrase.upper()):
         if spelling != phrase and not _is_lacked(spelling, tokenizer):
             shown += f"; it knows {spelling!r}"
@@ -158,6 +163,13 @@ def _without_word_start(phrase: str, tokenizer: Tokenizer, characters: Iterable[
     return []
 
 
+def _place_inside(first: str) -> int:
+    """The place of a phrase without the mark of a word's start, by its first character."""
+    # Brackets and other signs begin something new, also after a letter of a script with spaces.
+    is_sign = unicodedata.category(first)[0] in "PS"
+    return _INSIDE if is_sign or written_without_spaces(first) else _UNSPACED
+
+
 def _place_after(name: str) -> int | None:
     """The place after a symbol; None if it has neither letters nor the mark of a word's start."""
     if byte := BYTE_NAME.fullmatch(name):
@@ -166,7 +178,7 @@ def _place_after(name: str) -> int | None:
             return _UNSPACED
         if 0xC3 <= value <= 0xDF or 0xEA <= value <= 0xED:  # Latin to Arabic; Korean
             return _INSIDE
-        # Others do not tell: their characters count as those before them.
+        # The other bytes do not tell the script: the place remains that before them.
         name = chr(value) if value < 0x80 else ""
     for character in reversed(name):
         kind = unicodedata.category(character)[0]
@@ -208,7 +220,8 @@ class HotwordScorer:
     """Bonuses for hotwords; a `TokenScorer` whose state is a prefix of a phrase.
 
     Its table has V entries (4 bytes each) for every prefix: 40 MB for 4,000 phrases of 5 symbols
-    in a vocabulary of 500.
+    in a vocabulary of 500, and twice that with letters of scripts without spaces, because each
+    phrase is then there with and without the mark of a word's start.
 
     Args:
         vocab_size: V.
@@ -220,9 +233,10 @@ class HotwordScorer:
     def __init__(
         self, hotwords: Iterable[Hotword], vocab_size: int, names: Sequence[str] = ()
     ) -> None:
-        trie = _Trie(hotwords)
-        next_SV = torch.zeros(len(trie.children), vocab_size, dtype=torch.int32)
         places = [_place_after(name) for name in names]
+        neutral = {symbol for symbol, place in enumerate(places) if place is None}
+        trie = _Trie(hotwords, neutral)
+        next_SV = torch.zeros(len(trie.children), vocab_size, dtype=torch.int32)
         for symbol, place in enumerate(places):
             next_SV[0, symbol] = _INSIDE if place is None else place
         fail = [0] * len(trie.children)
@@ -237,9 +251,7 @@ class HotwordScorer:
                 completed[state] += completed[fail[state]]
                 pending[state] = trie.reward[state] or pending[fail[state]]
             if state == _UNSPACED:
-                for symbol, place in enumerate(places):
-                    if place is None and next_SV[state, symbol] == _INSIDE:
-                        next_SV[state, symbol] = _UNSPACED
+                next_SV[state, sorted(neutral)] = _UNSPACED
             for symbol, child in trie.children[state].items():
                 fail[child] = int(next_SV[state, symbol])
                 next_SV[state, symbol] = child
@@ -270,13 +282,16 @@ class HotwordScorer:
 class _Trie:
     """The tries of phrases, one for each place where these may begin.
 
+    That of _UNSPACED also has the other places' phrases that begin with one of the `neutral`
+    symbols: such a symbol leaves the place as it was, and so do these copies.
+
     children: for each node, the node after each symbol.
     reward: for each node, the largest bonus that a phrase that goes on after it gives for the
         symbols up to it; 0 if there is none, or all are negative.
     completed: for each node, the bonus of the phrases that end there.
     """
 
-    def __init__(self, hotwords: Iterable[Hotword]) -> None:
+    def __init__(self, hotwords: Iterable[Hotword], neutral: Collection[int]) -> None:
         self.children: list[dict[int, int]] = [{}, {}, {}]
         self.reward = [0.0, 0.0, 0.0]
         self.completed = [0.0, 0.0, 0.0]
@@ -286,6 +301,8 @@ class _Trie:
             best[key] = max(word.bonus, best.get(key, word.bonus))
         for (place, symbols), bonus in best.items():
             self._add(place, symbols, bonus)
+            if place != _UNSPACED and symbols and symbols[0] in neutral:
+                self._add(_UNSPACED, symbols, bonus)
 
     def _add(self, node: int, symbols: Sequence[int], bonus: float) -> None:
         for depth, symbol in enumerate(symbols, start=1):
@@ -297,4 +314,4 @@ class _Trie:
             node = self.children[node][symbol]
             if depth < len(symbols):
                 self.reward[node] = max(self.reward[node], bonus * depth)
-        self.completed[node] = bonus * len(symbols)
+        self.completed[node] += bonus * len(symbols)

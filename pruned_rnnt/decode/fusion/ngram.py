@@ -154,7 +154,8 @@ def _make_tables(
     words.append(words.pop(words.index(END)))
     class_of = {word: index for index, word in enumerate(words)}
     contexts = {ngram[:-1] for ngram in ngrams if len(ngram) > 1}
-    # N-grams of the highest order have no back-off weights, unless none of a higher one is left.
+    # N-grams of the highest order have no back-off weights, except in a file whose higher orders
+    # have become empty.
     states = sorted(ngram for ngram, entry in ngrams.items() if ngram in contexts or entry.back_off)
     longest = max(map(len, states), default=1)
     # The last state is the empty context; its arcs are the dense table.

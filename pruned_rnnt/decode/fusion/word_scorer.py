@@ -10,7 +10,8 @@ The score of a symbol is that of the words which remain possible after it:
 
 so the score of a word is spread over its letters, and the beam keeps the prefixes of likely words.
 Words that the model lacks have a share of the probability, with all letters equally likely.
-A character that the symbols write in bytes of UTF-8 has these as its letters.
+A character that the symbols write in bytes of UTF-8 has these as its letters; each byte that occurs
+is one more column of the table.
 """
 
 from __future__ import annotations
@@ -21,11 +22,10 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from pruned_rnnt.data.tokens.tokenizer import BYTE_NAME
+from pruned_rnnt.data.tokens.tokenizer import BYTE_NAME, WORD_START
 from pruned_rnnt.decode.fusion.word_ngram import WordNgram
 from pruned_rnnt.decode.search.states import Rows
 
-_WORD_START = "\u2581"
 # Symbols that are no letters have names like this: <blk>.
 _SPECIAL = "<"
 _ROOT, _DEAD = 0, 1
@@ -58,7 +58,7 @@ class WordNgramScorer:
         self, model: WordNgram, symbols: Sequence[str], *, scale: float, unknown: float
     ) -> None:
         self._model, self._scale, self._unknown = model, scale, unknown
-        begins = [symbol.startswith(_WORD_START) for symbol in symbols]
+        begins = [symbol.startswith(WORD_START) for symbol in symbols]
         if not any(begins):
             raise ValueError(
                 "decode.fusion.word_ngram needs symbols that show where words begin (U+2581): a "
@@ -90,7 +90,8 @@ class WordNgramScorer:
                 "n-gram model of fewer words"
             )
         self._child_SC, self._first_S, self._stop_S, self._word_S = trie.tensors()
-        self._letter_log_prob = -math.log(len(letters) + 1)
+        # Without bytes, so that words in another script do not change the score of other words.
+        self._letter_log_prob = -math.log(len(whole) + 1)
         number = {letter: i for i, letter in enumerate(letters)}
         # Letter C leads from each prefix to itself: fills short symbols.
         longest = max(len(text) for text in spelled)
@@ -179,14 +180,15 @@ def _letters(symbol: str) -> str:
     """The letters of a symbol; empty if it has none, as blank."""
     if byte := BYTE_NAME.fullmatch(symbol):
         return chr(_BYTES + int(byte[1], 16))
-    return "" if symbol.startswith(_SPECIAL) else symbol.lstrip(_WORD_START)
+    return "" if symbol.startswith(_SPECIAL) else symbol.lstrip(WORD_START)
 
 
 def _with_bytes(word: str, letters: Collection[str]) -> str:
     """The word, with the bytes of each character that is not among the letters.
 
-    Inside such a character, words between those with the same bytes count as if they had these,
-    so that the score is a little too high until its last byte.
+    Until its last byte, such a character also has the probability of all words that are sorted
+    between those with the same bytes: with large scripts (Korean, Chinese) its first bytes may
+    score many nats too high. The total of a word is right.
     """
     return "".join(
         letter if letter in letters else "".join(chr(_BYTES + byte) for byte in letter.encode())

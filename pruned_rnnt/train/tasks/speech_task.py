@@ -29,6 +29,7 @@ from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.model.speech_model import ModelLosses, SpeechModel, TransducerModel
 from pruned_rnnt.model.training_shapes import TrainingShapes
 from pruned_rnnt.model.transformers_model import TransformersConfig
+from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.bad_steps import first_ids, report_too_large
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import RunLog, log_info
@@ -91,6 +92,8 @@ class SpeechTask(TaskDefaults):
 
     Raises:
         FileNotFoundError: the data are not prepared.
+        UsageError: loss.fastemit_lambda is negative, or words lack the times that
+            loss.target_delay_ms needs.
     """
 
     _mwer: MinimumWordError | None = None
@@ -99,6 +102,11 @@ class SpeechTask(TaskDefaults):
     def __init__(self, config: ExperimentConfig, ranks: Ranks, device: torch.device) -> None:
         self.config = config
         self.ranks = ranks
+        if not config.loss.fastemit_lambda >= 0:  # earlier versions trained with such values
+            raise UsageError(
+                f"loss.fastemit_lambda is {config.loss.fastemit_lambda}, needs at least 0 to "
+                "train: 0 turns FastEmit off"
+            )
         self.data = self._make_data()
         # Raises errors about the validation set now, not at the first validation.
         self.data.valid_loader()
