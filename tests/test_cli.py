@@ -110,6 +110,15 @@ def test_folders_that_cannot_be_written_are_named_before_the_work(
     assert "WER" not in shown.out
     assert main(["train", *tiny_overrides(corpus, tmp_path / "file/run")]) == EXIT_FAILED
     assert "run (Not a directory): choose another train.folder" in capsys.readouterr().err
+    page = tmp_path / "file/page.html"
+    options = ["--no-pictures", "--no-audio", "--output", str(page)]
+    assert main(["report", str(copy), *options]) == EXIT_FAILED
+    expected = f"cannot write in {page.parent} (File exists): --output FILE.html writes"
+    assert expected in capsys.readouterr().err
+    (copy / "export").write_text("")
+    assert main(["export", str(copy), "--format", "torch"]) == EXIT_FAILED
+    expected = f"cannot write in {copy}/export (File exists): --output FOLDER writes"
+    assert expected in capsys.readouterr().err
 
 
 def test_average_of_fewer_checkpoints(run: Path, tmp_path: Path) -> None:

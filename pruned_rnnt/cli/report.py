@@ -13,7 +13,7 @@ from pruned_rnnt.cli.command import (
     add_run_arguments,
     run_and_settings,
 )
-from pruned_rnnt.run.folder import RunFolder
+from pruned_rnnt.run.folder import RunFolder, require_writable
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.system.whole_files import write_lines
 
@@ -92,7 +92,9 @@ def report(options: argparse.Namespace, console: Console) -> int:
     )
     path: Path = options.output or RunFolder(folder).report
     # A link stays one.
-    write_lines(path.resolve(), [page.html])
+    target = path.resolve()
+    require_writable(target.parent, "--output FILE.html writes the page elsewhere")
+    write_lines(target, [page.html])
     for hint in page.hints:
         print(hint)
     print(f"report: {path} ({path.stat().st_size / 1e6:.1f} MB)")

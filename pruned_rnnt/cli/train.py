@@ -134,7 +134,8 @@ def _run_training(config: Any, make_task: Any, console: Console, *, allow_change
         trainer = Trainer(config, ranks, console, allow_changes=allow_changes, make_task=make_task)
         finetuning = trainer.task if isinstance(trainer.task, FinetuneTask) else None
         if finetuning is not None:
-            finetuning.evaluation.measure_source()
+            with trainer.early_warnings:
+                finetuning.evaluation.measure_source()
         outcome = trainer.run()
         if finetuning is not None and outcome == "finished":
             finetuning.evaluation.measure_result()

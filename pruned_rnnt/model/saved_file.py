@@ -143,6 +143,10 @@ class UnusableFileError(ValueError):
     """A file that cannot be used; the message is one line with its path and the reason."""
 
 
+class NewerFileError(UnusableFileError):
+    """The file has a format of a later version of this package."""
+
+
 class CodeInFileError(UnusableFileError):
     """The file holds an object that can run code when it is loaded."""
 
@@ -278,7 +282,8 @@ def check_contents(
         needed: other required keys.
 
     Raises:
-        UnusableFileError: a key is missing or of another type, or the file has a newer version.
+        UnusableFileError: a key is missing or of another type, or the file has a newer version
+            (NewerFileError).
     """
     required = ("version", "config", "vocab_size", *parameters, *needed)
     missing = [name for name in required if name not in values]
@@ -287,8 +292,9 @@ def check_contents(
     if not isinstance(values["version"], int) or not isinstance(values["config"], dict):
         raise UnusableFileError(f"{path} is damaged: 'version' or 'config' has the wrong type")
     if values["version"] > version:
-        raise UnusableFileError(
-            f"{path} has version {values['version']}, this program reads up to {version}"
+        raise NewerFileError(
+            f"{path} has version {values['version']}, this program reads up to {version}: update "
+            "pruned_rnnt"
         )
     size = values["vocab_size"]
     is_absent = size is None and "vocab_size" in optional

@@ -146,8 +146,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if not earlier or not path.is_file():
             raise
         raise CheckpointError(
-            f"{error}. decode.checkpoint={earlier[-1]} uses the one before it; moving {path.name} "
-            "away does so for all commands"
+            f"{error}. Move {path.name} away, and all commands use the one before it; commands "
+            f"that take settings use it with decode.checkpoint={earlier[-1]} too"
         ) from error
 
 

@@ -215,6 +215,19 @@ def test_hugging_face_folders_of_splits(audio: Path, tmp_path: Path) -> None:
     assert len({entry.id for entry in found}) == 8
 
 
+@pytest.mark.parametrize("split", ["", "train"])
+def test_audio_that_metadata_do_not_list_is_left_out(tmp_path: Path, split: str) -> None:
+    for name in ("a.wav", "b/c.wav", "d.wav"):
+        write_audio(tmp_path / split / name)
+    (tmp_path / split / "metadata.csv").write_text("file_name,text\n./a.wav,go\nb/../d.wav,on\n")
+    found = [(e.origin.rpartition("/")[2], e.problem) for e in entries_of(tmp_path)]
+    assert found == [
+        ("metadata.csv:2", ""),
+        ("metadata.csv:3", ""),
+        ("c.wav", "audio file that metadata.csv does not list"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
@@ -268,7 +281,8 @@ def test_ljspeech(audio: Path, tmp_path: Path, given: str) -> None:
     lines = [f'u{i}|Dr. "Who, {i}|{text_of(i)}' for i in range(COUNT)]
     lines[3] = f"u3|{text_of(3)}|"
     lines[4] = f"u4|{text_of(4)}"
-    lines += ["gone|a|a", "u0", "|text", "u1|x|y"]
+    lines[5] = f"u5|5|{text_of(5)}| "
+    lines += ["gone|a|a", "u0", "|text", "u1|x|y", "u2|a|b|c"]
     table = source / "metadata.csv"
     table.write_text("\n".join(lines) + "\n")
     folder = prepare(source if given == "folder" else table, tmp_path / "out")
@@ -278,6 +292,7 @@ def test_ljspeech(audio: Path, tmp_path: Path, given: str) -> None:
         f"metadata.csv:{COUNT + 2}": "line is not `id|text` or `id|text|normalised text`",
         f"metadata.csv:{COUNT + 3}": "line without an id",
         f"metadata.csv:{COUNT + 4}": "second entry of the same id",
+        f"metadata.csv:{COUNT + 5}": "line is not `id|text` or `id|text|normalised text`",
     }
 
 

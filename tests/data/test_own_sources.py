@@ -77,6 +77,20 @@ def test_row_with_more_cells_than_the_header_is_left_out(
     ]
 
 
+@pytest.mark.parametrize("separator", list("\t,"))
+def test_row_with_fewer_cells_than_the_header_is_left_out(tmp_path: Path, separator: str) -> None:
+    table = tmp_path / "table.csv"
+    rows = [["path", "text", "split", ""], ["a.wav", "two"], ["lines", "", "test"], ["b.wav", "go"]]
+    rows[-1].append("")
+    table.write_text("".join(separator.join(row) + "\n" for row in rows))
+    advice = "2 instead of 3: write empty cells too, and a space for a line break in a text"
+    assert [(e.origin, e.problem, e.details) for e in entries_of(table)] == [
+        (f"{table}:2", "row has fewer cells than the header", advice),
+        (f"{table}:3", "", ""),
+        (f"{table}:4", "", ""),
+    ]
+
+
 @pytest.mark.parametrize(
     "rows", [["a.wav,one, two", "b.wav,three"], ["a.wav,one", "b.wav,two", "c.wav,three, four"]]
 )

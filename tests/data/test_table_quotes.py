@@ -50,12 +50,36 @@ HEADER = "path\tsentence\tlocale"
         # Without a doubled mark they are marks of the text.
         ([HEADER, 'a.mp3\t"Stop!"\ten', "b.mp3\tgo\ten"], ['"Stop!"', "go"]),
         ([HEADER, 'a.mp3\tsay ""x"" now\ten'], ['say ""x"" now']),
+        # So does a line break inside marks.
+        ([HEADER, 'a.mp3\t"two\n\nlines"\ten', "b.mp3\tgo\ten"], ["two\n\nlines", "go"]),
+        (["path\ttext", 'a.mp3\t"two\nlines"', 'b.mp3\t"""x"""'], ["two\nlines", '"x"']),
+        ([HEADER, 'a.mp3\t"two\nli\tnes"\ten'], ["two\nli\tnes"]),
+        # Marks of several texts enclose whole rows, which have all cells.
+        ([HEADER, 'a.mp3\t"go\ten', 'b.mp3\tnow"\ten'], ['"go', 'now"']),
+        (["path\ttext", 'a.mp3\t"go', "b.mp3\ton", "", 'c.mp3\tnow"'], ['"go', "on", 'now"']),
     ],
 )
 def test_quotation_marks_in_a_table_with_tabs(
     tmp_path: Path, rows: list[str], texts: list[str]
 ) -> None:
     assert texts_of(tmp_path, *rows) == texts
+
+
+@pytest.mark.parametrize(
+    "other", ['c.mp3\t"No" he said\ten', 'c.mp3\t"open\ten\nd.mp3\tclosed"\ten']
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_line_break_in_a_table_without_matching_quotation_marks_is_an_error(
+    tmp_path: Path, other: str, is_first: bool
+) -> None:
+    rows = [HEADER, 'a.mp3\t"two\nlines"\ten', other]
+    lines = (2, 4)
+    if is_first:
+        rows[1:] = rows[:0:-1]
+        lines = (3 + other.count("\n"), 2)
+    message = r"table\.tsv:{}: a text in quotation marks has a line break, .* of line {} do not"
+    with pytest.raises(ValueError, match=message.format(*lines)):
+        texts_of(tmp_path, *rows)
 
 
 @pytest.mark.parametrize("text", ['"Hello', '"Hello" you', '"Hello"'])

@@ -114,3 +114,20 @@ def test_other_ranks_write_warnings_to_their_own_files(tmp_path: Path) -> None:
     assert path.name == "train-rank-3.log"
     (line,) = path.read_text().splitlines()
     assert line.endswith("WARNING bad audio")
+
+
+def test_warnings_before_a_run_continues_are_in_its_log(corpus: Path, tmp_path: Path) -> None:
+    settings = ["train.steps=2", "train.save_every=1", "train.keep_last=2"]
+    config = tiny_experiment(corpus, tmp_path / "run", *settings)
+    speech_trainer(config).run()
+    damaged = tmp_path / "run/checkpoints/step-00000002.pt"
+    damaged.write_bytes(b"")
+    changed = tiny_experiment(corpus, tmp_path / "run", *settings, "train.seed=7")
+    trainer = speech_trainer(changed, allow_changes=True)
+    logging.getLogger("pruned_rnnt.train").warning("of something else")
+    trainer.run()
+    lines = (tmp_path / "run/train.log").read_text().splitlines()
+    (at,) = (i for i, line in enumerate(lines) if "continuing at step 1 of 2" in line)
+    assert lines[at - 2].endswith(f"WARNING {damaged} is empty")
+    assert "WARNING configuration changed: train.seed" in lines[at - 1]
+    assert not any("of something else" in line for line in lines)

@@ -159,12 +159,39 @@ def _metadata_source(folder: Path) -> Iterable[CorpusEntry] | None:
         if path.suffix == ".jsonl":
             first = next((line for _, line in text_lines(path)), "")
             if has_audio_path(json_object(first)):
-                return JsonSource(path)
+                return _ListedFolder(folder, name, JsonSource(path))
         elif _is_ljspeech_table(path):
-            return _LJSpeechSource(path)
+            return _ListedFolder(folder, name, _LJSpeechSource(path))
         elif TableSource(path).has_header():
-            return TableSource(path)
+            return _ListedFolder(folder, name, TableSource(path))
     return None
+
+
+@dataclass(frozen=True)
+class _ListedFolder:
+    """The entries of the file `name` in a folder; audio that it does not list has a problem.
+
+    Memory holds the paths that are listed.
+    """
+
+    folder: Path
+    name: str
+    source: Iterable[CorpusEntry]
+
+    def __iter__(self) -> Iterator[CorpusEntry]:
+        listed: set[str] = set()
+        for entry in self.source:
+            listed.add(os.path.realpath(entry.audio))
+            yield entry
+        for parent, names in files_below(self.folder):
+            for path in sorted(parent / name for name in names):
+                is_audio = path.suffix.lower() in AUDIO_SUFFIXES
+                if is_audio and os.path.realpath(path) not in listed:
+                    yield CorpusEntry(
+                        id=path.relative_to(self.folder).as_posix().replace("/", "-"),
+                        origin=str(path),
+                        problem=f"audio file that {self.name} does not list",
+                    )
 
 
 @dataclass(frozen=True)
@@ -354,7 +381,9 @@ class _LJSpeechSource:
                     continue
                 name, *texts = (cell.strip() for cell in line.split("|"))
                 text = next((text for text in reversed(texts[:2]) if text), "")
-                problem = "" if texts else "line is not `id|text` or `id|text|normalised text`"
+                problem = ""
+                if not texts or any(texts[2:]):
+                    problem = "line is not `id|text` or `id|text|normalised text`"
                 if not name:
                     problem = "line without an id"
                 elif "\ufffd" in text:

@@ -32,12 +32,14 @@ class SplitPlan:
         shares no speaker with train in this language.
     speakers: the split of each held-out (language, speaker) of these languages.
     utterances: the split of each held-out utterance id of the others; all else is training.
+    unnamed: number of utterances without a split in languages of which the source names splits.
     """
 
     from_source: bool
     by_speaker: frozenset[str] = frozenset()
     speakers: dict[tuple[str, str], str] = field(default_factory=dict)
     utterances: dict[str, str] = field(default_factory=dict)
+    unnamed: int = 0
 
     def split_of(self, entry: CorpusEntry) -> str | None:
         """The split; None if the source names an unknown split."""
@@ -49,7 +51,9 @@ class SplitPlan:
 
     def describe(self) -> str:
         if self.from_source:
-            return f"splits as the source names them{self._drawn()}"
+            plural = "s" * (self.unnamed != 1)
+            unnamed = f"; {self.unnamed} utterance{plural} without a split counted as train"
+            return f"splits as the source names them{unnamed * (self.unnamed > 0)}{self._drawn()}"
         if not self.by_speaker:
             return f"a speaker may be in several splits, {_WHY_NO_SPEAKERS}"
         if not self.utterances:
@@ -143,19 +147,22 @@ def plan_splits(
     # By language: the number of utterances of each speaker, and the splits that the source names.
     speakers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     named: defaultdict[str, set[str | None]] = defaultdict(set)
-    total = 0
+    blank: Counter[str] = Counter()
+    total = unnamed = 0
     for entry in entries:
         if entry.split:
             named[entry.language].add(split_name(entry.split))
         if _is_train(entry) and not entry.problem:
             total += 1
             speakers[entry.language][entry.speaker] += 1
+            blank[entry.language] += not entry.split.strip()
     by_speaker: set[str] = set()
     held_out: dict[tuple[str, str], str] = {}
     single: dict[str, dict[str, int]] = {}
     for language, own in sorted(speakers.items()):
         own_total = total if len(speakers) < 2 else own.total()
         names = named[language] if language else set().union(*named.values())
+        unnamed += blank[language] if names else 0
         shares = {
             "dev": 0.0 if "dev" in names else dev_share,
             "test": 0.0 if names else test_share,
@@ -173,6 +180,7 @@ def plan_splits(
         by_speaker=frozenset(by_speaker),
         speakers=held_out,
         utterances=_draw_utterances(entries, single, seed) if single else {},
+        unnamed=unnamed,
     )
 
 

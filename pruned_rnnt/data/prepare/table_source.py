@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Collection, Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,22 +74,23 @@ class TableSource:
 
     With tabs, quotation marks enclose cells only if the whole table is written so: every cell that
     begins with a mark ends with one, marks inside it are doubled, and either some are, or every
-    text is enclosed. Otherwise they are ordinary characters. With other separators a cell that
-    begins with a quotation mark is enclosed in them.
+    text is enclosed, or a text has a line break in it. Otherwise they are ordinary characters. With
+    other separators a cell that begins with a quotation mark is enclosed in them.
 
     data_root: the folder that replaces `$data_root`, or another `$NAME`, at the start of a path.
     audio_folder: where relative paths start, if it is not the table's folder.
 
-    A row with more cells than the first one is a problem, because its text may be cut at a
-    separator. Without a header, the first text of a table with commas may be the one that is cut:
-    there, other numbers of cells are an error.
+    A row with more cells than the first one, or with fewer than a header, is a problem, because its
+    text may be cut at a separator or a line break. Without a header, the first text of a table with
+    commas may be the one that is cut: there, other numbers of cells are an error.
 
     Columns such as begin_time and end_time are not read; with them, memory holds all paths.
 
     Raises:
         ValueError: a first row with fewer than two columns, with two columns of one name, or with
             SpeechBrain's start and stop, two parts of one file (by the columns above), rows with
-            different numbers of cells in a .csv without a header, an unclosed quotation mark, an
+            different numbers of cells in a .csv without a header, an unclosed quotation mark, with
+            tabs a line break in an enclosed text while other quotation marks do not match, an
             encoding other than UTF-8, or `$NAME` without data_root. The message names the line.
     """
 
@@ -140,6 +142,12 @@ class TableSource:
     ) -> tuple[str, str]:
         """Why the row cannot be used, or "", with details; `most_cells` is of the first row."""
         path, text = layout.columns["path"], layout.columns["text"]
+        if layout.has_header and len(row) < most_cells:
+            return (
+                "row has fewer cells than the header",
+                f"{len(row)} instead of {most_cells}: write empty cells too, and a space for a "
+                "line break in a text",
+            )
         if len(row) <= max(path, text):
             return "row has too few columns", ""
         width, is_tabs = _width(row), layout.separator == "\t"
@@ -208,23 +216,31 @@ class TableSource:
         if layout.separator != "\t":
             return replace(layout, quoted=True)
         some_doubled, all_enclosed, rows = False, True, 0
+        # Lines: where a text with a line break begins, and where quotation marks do not match.
+        broken = unmatched = 0
         column = layout.columns["text"]
         with self.path.open(encoding="utf-8-sig", errors="replace") as lines:
-            for line in lines:
-                line = line.rstrip("\n")
-                if not line.strip():
+            for number, written, cells in _quoted_rows(lines):
+                if not written.strip():
                     continue
                 rows += 1
-                cells = line.split("\t")
-                enclosed = _is_enclosed(cells[column]) if column < len(cells) else False
+                raw = written.split("\t")
+                enclosed = _is_enclosed(raw[column]) if column < len(raw) else False
                 all_enclosed &= enclosed or (layout.has_header and rows == 1)
-                if '"' not in line:
+                if cells is None:
+                    unmatched = unmatched or number
                     continue
-                quoted = _quoted_cells(line)
-                if quoted is None:
-                    return layout
-                some_doubled |= any('"' in cell for cell in quoted)
-        return replace(layout, quoted=some_doubled or all_enclosed)
+                if "\n" in written:
+                    broken = broken or number
+                some_doubled |= any('"' in cell for cell in _enclosed_cells(raw, cells))
+        if broken and unmatched:
+            raise ValueError(
+                f"{self.path}:{broken}: a text in quotation marks has a line break, but quotation "
+                f"marks of line {unmatched} do not enclose a cell: write a space for each line "
+                "break in a text, or enclose all cells that have quotation marks and double these"
+            )
+        is_written_so = broken > 0 or some_doubled or all_enclosed
+        return replace(layout, quoted=is_written_so and not unmatched)
 
     def _header_layout(self, names: list[str], separator: str) -> _Layout | None:
         """The layout if `names` is a header; None if it does not name path and text."""
@@ -262,11 +278,12 @@ class TableSource:
         """Each row with the number of its first line."""
         separator = layout.separator
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as lines:
-            if separator == "\t":
+            if not layout.quoted:
                 for number, text in enumerate(lines, 1):
-                    yield number, _cells(text.rstrip("\r\n"), separator, quoted=layout.quoted)
+                    yield number, _cells(text, separator, quoted=False)
                 return
-            reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=True)
+            skip = separator != "\t"
+            reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=skip)
             line = 1
             try:
                 for row in reader:
@@ -290,13 +307,52 @@ def _is_enclosed(cell: str) -> bool:
     return len(cell) > 1 and cell[0] == cell[-1] == '"'
 
 
-def _quoted_cells(line: str) -> list[str] | None:
-    """The contents of the enclosed cells of a line with tabs; None if the quotes do not match."""
-    try:
-        cells = next(csv.reader([line], delimiter="\t", strict=True))
-    except csv.Error:
-        return None
-    written = line.split("\t")
+def _quoted_rows(lines: Iterable[str]) -> Iterator[tuple[int, str, list[str] | None]]:
+    """The rows of a table with tabs if quotation marks enclose cells.
+
+    Yields the number of the first line, the text until the last line end, and the cells. If the
+    marks of a line do not match, the line is a row, with None instead of cells.
+    """
+    source, again = iter(lines), deque[str]()
+    taken: list[str] = []
+
+    def following() -> Iterator[str]:
+        while line := again.popleft() if again else next(source, ""):
+            taken.append(line)
+            yield line
+
+    number, width = 1, 0
+    while True:
+        taken.clear()
+        try:
+            cells = next(csv.reader(following(), delimiter="\t", strict=True), None)
+        except csv.Error:
+            cells = None
+        if not taken:
+            return
+        width = width or (taken[0].count("\t") + 1 if taken[0].strip() else 0)
+        if cells is None or (len(taken) > 1 and not _has_line_break(taken, cells, width)):
+            cells = None
+            again.extendleft(reversed(taken[1:]))
+            del taken[1:]
+        yield number, "".join(taken).rstrip("\n"), cells
+        number += len(taken)
+
+
+def _has_line_break(lines: Sequence[str], cells: Sequence[str], width: int) -> bool:
+    """Whether lines are one row, with a line break in an enclosed cell, of a table of this width.
+
+    Otherwise they are several rows, one with a quotation mark at the begin of a text and a later
+    one with a mark at the end. What the marks enclose then has a tab, and no line lacks cells.
+    """
+    if any("\n" in cell and "\t" not in cell for cell in cells):
+        return True
+    lacking = any(line.strip() and line.count("\t") + 1 < width for line in lines)
+    return lacking and len(cells) == width
+
+
+def _enclosed_cells(written: Sequence[str], cells: Sequence[str]) -> list[str]:
+    """The contents of the enclosed cells of a row; `written`: its parts between tabs."""
     if len(cells) != len(written):  # a tab is enclosed
         return [cell for cell in cells if "\t" in cell or '"' in cell]
     return [cell for cell, raw in zip(cells, written, strict=True) if raw.startswith('"')]

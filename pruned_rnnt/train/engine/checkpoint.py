@@ -30,6 +30,7 @@ import torch
 
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.saved_file import (
+    NewerFileError,
     UnusableFileError,
     check_contents,
     describe_unreadable,
@@ -181,13 +182,18 @@ class CheckpointFolder:
         several processes.
 
         Raises:
-            CheckpointError: none of them can be used.
+            CheckpointError: none of them can be used, or one that is newer than these is of a later
+                version of this package: it is good, and the run would overwrite it.
         """
         paths = self.paths()
         for path in reversed(paths):
             try:
                 return load_checkpoint(path)
             except CheckpointError as error:
+                if isinstance(error.__cause__, NewerFileError):
+                    raise CheckpointError(
+                        f"{error}, or move the file away to continue from an earlier checkpoint"
+                    ) from error
                 logger.log(logging.DEBUG if quiet else logging.WARNING, "%s", error)
         if paths:
             raise CheckpointError(

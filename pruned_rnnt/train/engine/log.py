@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import IO, Any
 
@@ -187,12 +189,34 @@ def log_info(logger: logging.Logger, short: str, full: str) -> None:
     logger.info("%s", short, extra={"full_line": full})
 
 
+class EarlyWarnings(MemoryHandler):
+    """Keeps the warnings that are logged within its context, as often as it is entered, for the log
+    file of a run that is opened later."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.maxsize, flushLevel=sys.maxsize)
+        self.setLevel(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        kept = copy(record)
+        # Arguments may be errors, whose frames hold a whole checkpoint.
+        kept.msg, kept.args = record.getMessage(), None
+        super().emit(kept)
+
+    def __enter__(self) -> EarlyWarnings:
+        logging.getLogger("pruned_rnnt").addHandler(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        logging.getLogger("pruned_rnnt").removeHandler(self)
+
+
 @contextmanager
-def log_file(folder: Path, rank: int) -> Iterator[None]:
+def log_file(folder: Path, rank: int, early: EarlyWarnings | None = None) -> Iterator[None]:
     """Also write log lines to a file in a run's folder, and the error that ends the run, if any.
 
     The first process writes `train.log`; the others write warnings to files of their own, which are
-    created with the first warning.
+    created with the first warning. Those of `early` come first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     log = RunFolder(folder).log
@@ -205,6 +229,9 @@ def log_file(folder: Path, rank: int) -> Iterator[None]:
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
     try:
+        if early is not None:
+            early.setTarget(handler)
+            early.flush()
         yield
     except BaseException as error:
         # To the file alone: the caller that catches the error prints it on the console.

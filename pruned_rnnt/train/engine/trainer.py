@@ -31,7 +31,7 @@ from pruned_rnnt.train.engine.interruptions import (
     stopped_without_process,
     stopped_without_worker,
 )
-from pruned_rnnt.train.engine.log import RunLog, log_file
+from pruned_rnnt.train.engine.log import EarlyWarnings, RunLog, log_file
 from pruned_rnnt.train.engine.loggers import MetricLogger, require_loggers
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY, StateMemory, peak, state_memory
 from pruned_rnnt.train.engine.random_state import seed_everything
@@ -89,6 +89,20 @@ class Trainer:
         self._keeps_modes = keeps_modes
         self.ranks = ranks or Ranks()
         self.console = console or Console()
+        # The run's log is opened by `run`, once it is certain that there is a run.
+        self.early_warnings = EarlyWarnings()
+        with self.early_warnings:
+            self._build(make_task, optimiser, allow_changes=allow_changes)
+
+    def _build(
+        self,
+        make_task: Callable[[Any, Ranks, torch.device], Task],
+        optimiser: torch.optim.Optimizer | None,
+        *,
+        allow_changes: bool,
+    ) -> None:
+        """Build the parts of the run, and restore its newest checkpoint."""
+        config = self.config
         if config.train.threads > 0:
             torch.set_num_threads(config.train.threads)
         set_mode(config.train.fused_kernels)
@@ -411,7 +425,7 @@ class Trainer:
             require_writable(self.folder, "choose another train.folder")
             stack.enter_context(exclusive_folder_lock(self.folder, "is being trained"))
             self.checkpoints.refuse_newer(step, self._known_checkpoints)
-        stack.enter_context(log_file(self.folder, self.ranks.rank))
+        stack.enter_context(log_file(self.folder, self.ranks.rank, self.early_warnings))
         if self.ranks.is_first:
             write_lines(RunFolder(self.folder).config, [to_yaml(self.config).removesuffix("\n")])
             add_version(self.folder, step)
