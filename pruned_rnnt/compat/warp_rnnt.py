@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.compat.package_names import named_as
-from pruned_rnnt.loss.checks import check_finite, check_flag, check_options, check_tensor
+from pruned_rnnt.loss.checks import check_flag, check_options, check_tensor
 from pruned_rnnt.loss.logit_losses import check_logits, loss_of_logits
 from pruned_rnnt.ops.lattice.recursion import Recursion
 
@@ -95,9 +95,13 @@ def rnnt_loss(
             _check(log_probs.shape[3] == 2, "xs must have values only for blank and label")
             labels = torch.ones_like(labels)
             blank = 0
-    options = check_options(blank, check_logits(log_probs, None), from_log_probs=True)
-    # Not by check_options, which refuses negative values.
-    options = options._replace(fastemit_lambda=check_finite("fastemit_lambda", fastemit_lambda))
+    options = check_options(
+        blank,
+        check_logits(log_probs, None),
+        from_log_probs=True,
+        fastemit_lambda=fastemit_lambda,
+        negative_fastemit=True,
+    )
     batch = (labels, frames_lengths, labels_lengths)
     costs = loss_of_logits(log_probs, batch, None, Recursion(options))
     if average_frames:

@@ -202,8 +202,12 @@ def check_options(
     clamp: float | None = None,
     hat: bool = False,
     from_log_probs: bool = False,
+    negative_fastemit: bool = False,
 ) -> LossOptions:
-    """The scalar arguments that the losses of logits share."""
+    """The scalar arguments that the losses of logits share.
+
+    negative_fastemit: take a negative fastemit_lambda.
+    """
     hat, from_log_probs = check_flag("hat", hat), check_flag("from_log_probs", from_log_probs)
     if hat and from_log_probs:
         raise ValueError("hat=True needs logits; it cannot be combined with from_log_probs=True")
@@ -214,12 +218,15 @@ def check_options(
         )
     if clamp is not None and not check_finite("clamp", clamp) > 0:
         raise ValueError(f"clamp is {clamp}; it must be above 0, or None for no clamping")
+    fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
+    if not negative_fastemit:
+        check_fastemit(fastemit_lambda)
     return LossOptions(
         blank=blank,
         normalization=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,
         rnnt_type=check_rnnt_type(rnnt_type),
         delay_penalty=check_finite("delay_penalty", delay_penalty),
-        fastemit_lambda=check_fastemit(fastemit_lambda),
+        fastemit_lambda=fastemit_lambda,
         clamp=0.0 if clamp is None else float(clamp),
     )
 
