@@ -25,8 +25,8 @@ _MISFIT = (
     "often do: compare the emission delays that `pruned-rnnt decode` prints for each"
 )
 _UNMEASURED = (
-    "not measured beside its members: the validation set of none of them is at its data.path. "
-    "Models that emit symbols at other times make many errors together, or give no text at all: "
+    "not measured beside its members: none of their validation sets is at its data.path. Models "
+    "that emit symbols at different times make many errors together, or give no text at all: "
     "before you use this one, compare the errors of `pruned-rnnt decode RUN data.path=FOLDER` for "
     "it and for each member, where FOLDER is prepared data"
 )
@@ -75,8 +75,9 @@ def ensemble(options: argparse.Namespace, console: Console) -> int:
     lines = []
     with appearing_together(output) as unfinished:
         model = write_ensemble(paths, output, settings, unfinished=unfinished)
-        if measured_data(paths) is not None:
-            *alone, together = measure_ensemble(paths, unfinished, settings)
+        data = measured_data(paths)
+        if data is not None:
+            *alone, together = measure_ensemble(paths, unfinished, data, settings)
             lines.append(_compare(alone, together))
         else:
             lines.append(_UNMEASURED)

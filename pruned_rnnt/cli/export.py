@@ -143,7 +143,6 @@ def export(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.decode.calibration import read_calibration
     from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.readme import use_of_export
-    from pruned_rnnt.interop.icefall_model import import_settings
     from pruned_rnnt.pretrained.export_folder import EXPORTED_FILES
     from pruned_rnnt.pretrained.hub import hub_name, push
     from pruned_rnnt.pretrained.model_card import card_of_run
@@ -185,13 +184,17 @@ def export(options: argparse.Namespace, console: Console) -> int:
     # Others stay: the folder may hold archives that the model came from.
     with appearing_together(folder, replacing=EXPORTED_FILES[options.format]) as unfinished:
         graphs = _write_files(options, parts, unfinished, source, config.decode, check)
-        needed = import_settings(parts.model) if options.format == "icefall" else []
+        needed: list[str] = []
+        if options.format == "icefall":
+            from pruned_rnnt.interop.icefall_model import import_settings
+
+            needed = import_settings(parts.model)
         card.write(unfinished, use_of_export(unfinished, options.format, settings=needed))
         chain.write(unfinished)
     use = _USES[options.format].format(folder=folder, shell=shlex.quote(str(folder)))
     print(f"wrote {folder}; {use}")
     if needed:
-        print(f"the files do not hold, and an import needs: {' '.join(needed)}")
+        print(f"an import needs these settings, which the files do not hold: {' '.join(needed)}")
     exact = True
     if options.format == "onnx":
         exact = _compare(options, parts, folder, graphs, config.decode)

@@ -76,6 +76,9 @@ def report(options: argparse.Namespace, console: Console) -> int:
     if options.output is not None:
         _check_output(options.output)
     folder, overrides = run_and_settings(options)
+    path: Path = options.output or RunFolder(folder).report
+    target = path.resolve()  # a link stays one
+    require_writable(target.parent, "--output FILE.html writes the page elsewhere")
     page = make_report(
         folder,
         options.other,
@@ -90,10 +93,6 @@ def report(options: argparse.Namespace, console: Console) -> int:
         overrides=overrides,
         console=console,
     )
-    path: Path = options.output or RunFolder(folder).report
-    # A link stays one.
-    target = path.resolve()
-    require_writable(target.parent, "--output FILE.html writes the page elsewhere")
     write_lines(target, [page.html])
     for hint in page.hints:
         print(hint)

@@ -264,6 +264,8 @@ def _word_spans(
     parts: Sequence[Sequence[TimedToken]], times: SymbolTimes, seconds: float
 ) -> list[tuple[float, float]]:
     """Start and end of each word. Two words without a pause between them meet in the middle."""
+    if not parts:
+        return []
     starts = [part[0].start - times.before[part[0].symbol] for part in parts]
     ends = [part[-1].start + times.after[part[-1].symbol] for part in parts]
     lengths = [max(e - s, _SHORTEST_WORD_SECONDS) for s, e in zip(starts, ends, strict=True)]
@@ -282,9 +284,12 @@ def _word_spans(
 def _uncover(
     starts: list[float], ends: list[float], lengths: Sequence[float], seconds: float
 ) -> None:
-    """Lengthen, in place, words that those before them cover. They last `lengths`, or an equal part
-    of these, up to the start of the next word; one that begins at once shares its own room."""
-    limits = [*starts[1:], seconds][: len(starts)]
+    """Give a length, in place, to words that the words before them cover.
+
+    They have their own `lengths`, or an equal share of each, up to the start of the next word. If
+    that one begins at once, its room is shared, too.
+    """
+    limits = [*starts[1:], seconds]
     first = 0
     for index, limit in enumerate(limits):
         if ends[first] - starts[first] >= _SHORTEST_WORD_SECONDS:
@@ -292,7 +297,8 @@ def _uncover(
             continue
         room = limit - starts[first]
         is_enough = room >= (index + 1 - first) * _SHORTEST_WORD_SECONDS
-        if limit == ends[index] and not is_enough:
+        begins_at_once = limit == ends[index]  # `_word_spans` sets both to one border
+        if begins_at_once and not is_enough:
             continue
         share = min(1.0, max(0.0, room) / sum(lengths[first : index + 1]))
         time = starts[first]

@@ -43,13 +43,16 @@ _ICEFALL = """\
 ## Use
 
 `pretrained.pt`, `bpe.model` and `tokens.txt` are for the scripts of icefall's Zipformer recipe
-(`--checkpoint pretrained.pt`). `pruned_rnnt.load("{load_name}").transcribe("a.wav")` loads them,
-too.
+(`--checkpoint pretrained.pt`).
+"""
+
+_ICEFALL_LOAD = """\
+`pruned_rnnt.load("{load_name}").transcribe("a.wav")` loads them, too.
 """
 
 _ICEFALL_SETTINGS = """
-The files do not hold these settings of the model, for which `pruned_rnnt.load` takes the recipe's
-values. Give them to the import, and load the run that it writes:
+The files do not hold these settings of the model, without which `pruned_rnnt.load` refuses the
+files or may give wrong texts. Give them to the import, and load the run that it writes:
 
     pruned-rnnt import pretrained.pt RUN --tokens bpe.model {settings}
 """
@@ -220,8 +223,7 @@ def use_of_export(
     if kind == "onnx":
         return onnx_use(json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8")), load_name)
     formats = {"torch": _TORCH, "icefall": _ICEFALL, "nemo": _NEMO}
-    if settings:
-        formats["icefall"] += _ICEFALL_SETTINGS
+    formats["icefall"] += _ICEFALL_SETTINGS if settings else _ICEFALL_LOAD
     return formats[kind].format(load_name=load_name, settings=" ".join(settings))
 
 

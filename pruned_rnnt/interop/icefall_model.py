@@ -237,8 +237,8 @@ def icefall_sizes(parameters: Mapping[str, Tensor], **changes: Any) -> IcefallSi
         raise ValueError(f"the parameters are not those of a Zipformer: no {error}") from error
     except (IndexError, ZeroDivisionError) as error:
         raise ValueError(
-            f"the parameters are not those of a Zipformer: impossible shapes ({error}). If its "
-            f"position_head_dim is not {ZipformerConfig.position_head_dim}, set "
+            f"the parameters are not those of a Zipformer: impossible shapes ({error}). If "
+            f"icefall's --pos-head-dim was not {ZipformerConfig.position_head_dim}, set "
             "model.encoder.position_head_dim"
         ) from error
     return sizes

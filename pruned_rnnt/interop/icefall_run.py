@@ -168,9 +168,9 @@ def read_run(
     fit = import_icefall(parameters, model)
     if fit.wrong_shape:
         raise ValueError(
-            f"{checkpoint} does not fit: {'; '.join(fit.wrong_shape)}. Sizes that the file does "
-            "not hold are those of the recipe: give others to `pruned-rnnt import`, such as "
-            "model.encoder.num_mel_bins=40 or model.encoder.position_head_dim=2"
+            f"{checkpoint} does not fit: {'; '.join(fit.wrong_shape)}. The file does not hold all "
+            "sizes, and the others are the recipe's: give those that differ to `pruned-rnnt "
+            "import`, such as model.encoder.num_mel_bins=40 or model.encoder.position_head_dim=2"
         )
     missing = [name for name in fit.missing if name.startswith(_NEEDED)]
     if missing:

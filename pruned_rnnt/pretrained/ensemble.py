@@ -243,19 +243,16 @@ def measured_data(runs: Sequence[Path]) -> DataConfig | None:
 
 
 def measure_ensemble(
-    paths: Sequence[Path], output: Path, settings: Sequence[str] = ()
+    paths: Sequence[Path], output: Path, data: DataConfig, settings: Sequence[str] = ()
 ) -> list[SplitErrors]:
-    """Errors of each run, and last of their ensemble, on a sample of the validation set of the
-    first run that has one.
+    """Errors of each run, and last of their ensemble, on a sample of a validation set.
 
     Models whose symbols come at different times make far more errors together than apart.
 
     Args:
-        paths, output, settings: as for `write_ensemble`, which has written the run `output`; there
-            is `measured_data` of one of the paths.
+        paths, output, settings: as for `write_ensemble`, which has written the run `output`.
+        data: whose validation set is there.
     """
-    data = measured_data(paths)
-    assert data is not None
     split = first_split(data.path, data.valid)
     errors = []
     for path, own in (*((path, settings) for path in paths), (output, ())):

@@ -71,9 +71,9 @@ class OwnBatches:
         if any(isinstance(each, torch.Generator) for each in generators):
             logger.warning(
                 "batches has a generator of its own: a continued run may get other batches, "
-                "because the trainer cannot restore that generator, and does not notice where it "
-                "continues at the end of an epoch. Leave it out (the trainer seeds torch's global "
-                "generator for each epoch), or seed it in set_epoch"
+                "because the trainer cannot restore that generator, and does not notice this if "
+                "the run continues at the end of an epoch. Leave it out (the trainer seeds torch's "
+                "global generator for each epoch), or seed it in set_epoch"
             )
         self.seed = seed
         self._allow_changes = allow_changes

@@ -21,7 +21,7 @@ from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.encode import set_chunks
 from pruned_rnnt.model.build_model import build_model, fitted_model
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
-from pruned_rnnt.model.saved_file import UnusableFileError
+from pruned_rnnt.model.saved_file import NewerFileError, UnusableFileError
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.run.folder import RunFolder
 from pruned_rnnt.system.device import start_device
@@ -143,11 +143,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         return load_checkpoint(path)
     except CheckpointError as error:
         earlier = [each for each in CheckpointFolder(path.parent).paths() if each.name < path.name]
-        if not earlier or not path.is_file():
+        is_newer = isinstance(error.__cause__, NewerFileError)
+        if is_newer or not earlier or not path.is_file():
             raise
         raise CheckpointError(
-            f"{error}. Move {path.name} away, and all commands use the one before it; commands "
-            f"that take settings use it with decode.checkpoint={earlier[-1]} too"
+            f"{error}. Move {path.name} away, and all commands use the one before it; or pass "
+            f"decode.checkpoint={earlier[-1]} to a command that takes settings"
         ) from error
 
 

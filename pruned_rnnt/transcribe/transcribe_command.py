@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, seconds_in_header
 from pruned_rnnt.decode.word_times import ctm_name
 from pruned_rnnt.export.stream_sizes import stream_sizes
+from pruned_rnnt.run.folder import require_writable
 from pruned_rnnt.system.console import progress_bar
 from pruned_rnnt.system.folders import files_below
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Errors of a disk, or of a user's share of it, that has no room for later transcripts either.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Errors of a disk that later transcripts would have, too.
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 # File name suffixes that differ from the name of the format.
 _SUFFIXES = {"text": "txt"}
 
@@ -145,12 +146,14 @@ def run_transcribe(
     """Print or write the transcript of each file; False if a file has none.
 
     An error is printed for each such file, and the other files are still transcribed, unless the
-    disk is full. Marks of speech without text, or text without speech, are printed to stderr. A
-    truncated file is a warning, with `options.strict` an error.
+    disk is full or fails. Marks of speech without text, or text without speech, are printed to
+    stderr. A truncated file is a warning, with `options.strict` an error.
 
     Args:
         console: shows a progress bar for each file.
     """
+    if options.output is not None:
+        require_writable(options.output, "choose another --output")
     done = True
     words = options.times or options.format != "text"
     paths = [item.path for item in inputs]
@@ -177,7 +180,7 @@ def write_transcript(result: Transcription, item: AudioInput, options: argparse.
     error is printed, if it cannot be written there.
 
     Raises:
-        OSError: the disk is full, or standard output cannot be written to.
+        OSError: the disk is full or fails, or standard output cannot be written to.
     """
     name = item.name if options.format == "ctm" else str(item.path)
     text = transcript(result, name, options.format, options.times)
@@ -189,7 +192,7 @@ def write_transcript(result: Transcription, item: AudioInput, options: argparse.
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _OF_THE_DISK:
             raise
         print(
             f"pruned-rnnt transcribe: {item.path}: its transcript cannot be written: {error}; "

@@ -78,16 +78,20 @@ def test_row_with_more_cells_than_the_header_is_left_out(
 
 
 @pytest.mark.parametrize("separator", list("\t,"))
-def test_row_with_fewer_cells_than_the_header_is_left_out(tmp_path: Path, separator: str) -> None:
+def test_text_cut_by_a_line_break_is_left_out(tmp_path: Path, separator: str) -> None:
+    """Rows without empty cells at the end, as spreadsheets write them, are not."""
     table = tmp_path / "table.csv"
-    rows = [["path", "text", "split", ""], ["a.wav", "two"], ["lines", "", "test"], ["b.wav", "go"]]
-    rows[-1].append("")
+    rows = [["path", "text", "split"], ["a.wav", "two"], ["lines", "test"], ["b.wav", "go"]]
+    rows += [["b", "on"], ["gone.wav", "off"]]
+    write_audio(tmp_path / "b.wav").rename(tmp_path / "b")
     table.write_text("".join(separator.join(row) + "\n" for row in rows))
-    advice = "2 instead of 3: write empty cells too, and a space for a line break in a text"
+    advice = "write a space for a line break in a text"
     assert [(e.origin, e.problem, e.details) for e in entries_of(table)] == [
-        (f"{table}:2", "row has fewer cells than the header", advice),
-        (f"{table}:3", "", ""),
+        (f"{table}:2", "text is cut by a line break", advice),
+        (f"{table}:3", "", ""),  # has no file, which reading the audio shows
         (f"{table}:4", "", ""),
+        (f"{table}:5", "", ""),
+        (f"{table}:6", "", ""),
     ]
 
 
@@ -123,12 +127,13 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_unclosed_quotation_mark_is_reported(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    rows = ['a.wav,"two\nlines, and ""a word"""', 'b.wav,"oops', *["c.wav,go"] * 20_000]
+    rows = ['a.wav,"two\nlines, and ""a word"""', "c.wav,go", 'b.wav,"oops']
+    rows += ["c.wav,go"] * 20_000
     table.write_text("path,text\n" + "\n".join(rows) + "\n")
     entries = iter(open_source(table)[1])
     first = next(entries)
     assert (first.origin, first.text) == (f"{table}:2", 'two\nlines, and "a word"')
-    with pytest.raises(ValueError, match=r"table\.csv:4: the row that begins here .* quotation"):
+    with pytest.raises(ValueError, match=r"table\.csv:5: the row that begins here .* quotation"):
         next(entries)
 
 

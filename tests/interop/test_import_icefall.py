@@ -137,7 +137,10 @@ def test_export_names_the_settings_that_the_files_do_not_hold(
     assert config.loss.rnnt_type == "modified"
     assert main(["export", str(run), "--format", "icefall"]) == 0
     listed = " ".join(settings)
-    assert f"an import needs: {listed}\n" in capsys.readouterr().out
+    assert (
+        f"an import needs these settings, which the files do not hold: {listed}\n"
+        in capsys.readouterr().out
+    )
     assert listed in (run / "export/icefall/README.md").read_text()
 
 
@@ -181,7 +184,10 @@ def test_parameters_that_do_not_fit_are_reported(
     assert main(["import-icefall", *arguments, str(tmp_path / "wide"), *wide]) == EXIT_FAILED
     error = capsys.readouterr().err
     assert "linear_pos.weight: (8, 48) there, (8, 50) here" in error
-    assert "give others to `pruned-rnnt import`, such as model.encoder.num_mel_bins=40" in error
+    assert (
+        "give those that differ to `pruned-rnnt import`, such as model.encoder.num_mel_bins=40"
+        in error
+    )
     del theirs["joiner.encoder_proj.bias"]
     torch.save({"model": theirs}, path)
     assert main(["import-icefall", *arguments, str(tmp_path / "other")]) == EXIT_FAILED

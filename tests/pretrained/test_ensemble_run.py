@@ -19,7 +19,7 @@ from pruned_rnnt.decode.decode_set import decode_set
 from pruned_rnnt.licences.chain import read_chain
 from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.pretrained import ensemble as module
-from pruned_rnnt.pretrained.ensemble import measure_ensemble, write_ensemble
+from pruned_rnnt.pretrained.ensemble import measure_ensemble, measured_data, write_ensemble
 from pruned_rnnt.pretrained.found_model import NoModelError
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.run_files import read_p99_duration, save_p99_duration
@@ -110,7 +110,9 @@ def test_runs_with_other_symbols_than_their_data(runs: list[Path], tmp_path: Pat
 
 
 def test_it_is_measured_beside_its_members(runs: list[Path], joined: Path) -> None:
-    errors = measure_ensemble(runs, joined)
+    data = measured_data(runs)
+    assert data is not None
+    errors = measure_ensemble(runs, joined, data)
     assert len(errors) == 3
     assert len({each.words for each in errors}) == 1
     for run, each in zip(runs, errors[:2], strict=True):
@@ -184,7 +186,9 @@ def test_the_data_of_any_member_measure_it(
     assert main(["ensemble", *map(str, members), "--output", str(tmp_path / "of two")]) == 0
     shown = capsys.readouterr().out
     assert ("words of the validation set: " in shown) == (gone == 1)
-    assert ("not measured beside its members: the validation set of none" in shown) == (gone == 2)
+    assert ("not measured beside its members: none of their validation sets" in shown) == (
+        gone == 2
+    )
     assert ("decode RUN data.path=FOLDER" in shown) == (gone == 2)
     assert f"pruned-rnnt decode '{tmp_path}/of two'\n" in shown
 

@@ -255,7 +255,7 @@ def test_infinite_loss_is_excluded_from_the_mean(corpus: Path, tmp_path: Path) -
 
 def test_losses_of_another_type_are_refused(corpus: Path, tmp_path: Path) -> None:
     task = speech_trainer(experiment(corpus, tmp_path / "run")).task
-    with pytest.raises(TypeError, match=r"returned tuple .* ModelLosses of super\(\)\.losses"):
+    with pytest.raises(TypeError, match=r"returned a tuple: .* ModelLosses that super\(\)\.losses"):
         validate(
             task.model,
             lambda _batch: (),  # type: ignore[arg-type, return-value]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from pathlib import Path
 
+from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.splits import split_name
 
@@ -80,18 +82,19 @@ class TableSource:
     data_root: the folder that replaces `$data_root`, or another `$NAME`, at the start of a path.
     audio_folder: where relative paths start, if it is not the table's folder.
 
-    A row with more cells than the first one, or with fewer than a header, is a problem, because its
-    text may be cut at a separator or a line break. Without a header, the first text of a table with
-    commas may be the one that is cut: there, other numbers of cells are an error.
+    A row with more cells than the first one is a problem, because its text may be cut at a
+    separator, and so is one whose text is cut by a line break. Without a header, the first text of
+    a table with commas may be the one that is cut: there, other numbers of cells are an error.
 
     Columns such as begin_time and end_time are not read; with them, memory holds all paths.
 
     Raises:
         ValueError: a first row with fewer than two columns, with two columns of one name, or with
             SpeechBrain's start and stop, two parts of one file (by the columns above), rows with
-            different numbers of cells in a .csv without a header, an unclosed quotation mark, with
-            tabs a line break in an enclosed text while other quotation marks do not match, an
-            encoding other than UTF-8, or `$NAME` without data_root. The message names the line.
+            different numbers of cells in a .csv without a header, an unclosed quotation mark, in a
+            table with tabs a line break in an enclosed text although other quotation marks do not
+            match, an encoding other than UTF-8, or `$NAME` without data_root. The message names the
+            line.
     """
 
     path: Path
@@ -100,16 +103,18 @@ class TableSource:
 
     def __iter__(self) -> Iterator[CorpusEntry]:
         layout = self._layout()
-        columns, most_cells = layout.columns, 0
+        columns, most_cells, written_cells = layout.columns, 0, 0
         begins: dict[str, str] = {}
-        for line, row in self._rows(layout):
-            if not any(cell.strip() for cell in row):
-                continue
+        rows = ((line, row) for line, row in self._rows(layout) if any(map(str.strip, row)))
+        for (line, row), (_, following) in pairwise(chain(rows, [(0, [])])):
             if most_cells == 0:
                 most_cells = _width(row) if layout.has_header else len(row)
                 if layout.has_header:
+                    written_cells = len(row)
                     continue
             problem, details = self._row_problem(row, layout, most_cells, line)
+            if not problem and len(row) < most_cells:
+                problem, details = self._cut(row, following, columns, written_cells)
             cells = {
                 name: row[index].strip() if index < len(row) else ""
                 for name, index in columns.items()
@@ -142,12 +147,6 @@ class TableSource:
     ) -> tuple[str, str]:
         """Why the row cannot be used, or "", with details; `most_cells` is of the first row."""
         path, text = layout.columns["path"], layout.columns["text"]
-        if layout.has_header and len(row) < most_cells:
-            return (
-                "row has fewer cells than the header",
-                f"{len(row)} instead of {most_cells}: write empty cells too, and a space for a "
-                "line break in a text",
-            )
         if len(row) <= max(path, text):
             return "row has too few columns", ""
         width, is_tabs = _width(row), layout.separator == "\t"
@@ -168,6 +167,23 @@ class TableSource:
         if "\ufffd" in row[text]:
             return "text is not UTF-8", ""
         return ("" if row[path].strip() else "row without a path"), ""
+
+    def _cut(
+        self,
+        row: Sequence[str],
+        following: Sequence[str],
+        columns: Mapping[str, int],
+        header_cells: int,
+    ) -> tuple[str, str]:
+        """The problem and details of a row that ends with its text, if the next row is the rest of
+        this text and the cells after it. Other short rows may lack empty cells at the end."""
+        path, text = columns["path"], columns["text"]
+        if len(row) != text + 1 or len(following) != header_cells - text:
+            return "", ""
+        audio = following[path].strip() if path < len(following) else ""
+        if Path(audio).suffix.lower() in AUDIO_SUFFIXES or Path(self._audio(audio, 0)).is_file():
+            return "", ""
+        return "text is cut by a line break", "write a space for a line break in a text"
 
     def has_header(self) -> bool:
         """Whether the first row names path and text.
@@ -321,7 +337,7 @@ def _quoted_rows(lines: Iterable[str]) -> Iterator[tuple[int, str, list[str] | N
             taken.append(line)
             yield line
 
-    number, width = 1, 0
+    number = 1
     while True:
         taken.clear()
         try:
@@ -330,8 +346,7 @@ def _quoted_rows(lines: Iterable[str]) -> Iterator[tuple[int, str, list[str] | N
             cells = None
         if not taken:
             return
-        width = width or (taken[0].count("\t") + 1 if taken[0].strip() else 0)
-        if cells is None or (len(taken) > 1 and not _has_line_break(taken, cells, width)):
+        if cells is None or (len(taken) > 1 and not _has_line_break(cells)):
             cells = None
             again.extendleft(reversed(taken[1:]))
             del taken[1:]
@@ -339,16 +354,13 @@ def _quoted_rows(lines: Iterable[str]) -> Iterator[tuple[int, str, list[str] | N
         number += len(taken)
 
 
-def _has_line_break(lines: Sequence[str], cells: Sequence[str], width: int) -> bool:
-    """Whether lines are one row, with a line break in an enclosed cell, of a table of this width.
+def _has_line_break(cells: Sequence[str]) -> bool:
+    """Whether the lines of these cells are one row, with a line break in an enclosed cell.
 
-    Otherwise they are several rows, one with a quotation mark at the begin of a text and a later
-    one with a mark at the end. What the marks enclose then has a tab, and no line lacks cells.
+    Otherwise they are several rows, one with a quotation mark at the beginning of a text and a
+    later one with a mark at the end: what the marks enclose then has a tab.
     """
-    if any("\n" in cell and "\t" not in cell for cell in cells):
-        return True
-    lacking = any(line.strip() and line.count("\t") + 1 < width for line in lines)
-    return lacking and len(cells) == width
+    return any("\n" in cell and "\t" not in cell for cell in cells)
 
 
 def _enclosed_cells(written: Sequence[str], cells: Sequence[str]) -> list[str]:

@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 _MAX_LINE_BYTES = 1000
 # More than enough to force a phrase, and small enough for sums of it in float32.
 _MAX_BONUS = 1000.0
-# Entries of the scorer's table: 4 GB.
+# Entries of the scorer's table: 4 GB, and up to 1.6 times that with phrases that begin with signs
+# or bytes, which are in it twice.
 _MAX_ENTRIES = 2**30
 # Phrases that a warning names.
 _MOST_SHOWN = 5
@@ -146,7 +147,7 @@ def _lacking(phrase: str, tokenizer: Tokenizer, how: str = "that the model lacks
     for spelling in (phrase.lower(), phrase.upper()):
         if spelling != phrase and not _is_lacked(spelling, tokenizer):
             shown += f"; it knows {spelling!r}"
-    if re.search(r"\S:[-+.\d]+$", phrase.rstrip()):
+    if re.search(r"[^ \t]:[-+.\d]+$", phrase.rstrip()):
         shown += "; a bonus needs a space before its colon, such as `NEW YORK :2.5`"
     return shown
 
@@ -165,8 +166,9 @@ def _without_word_start(phrase: str, tokenizer: Tokenizer, characters: Iterable[
 
 def _place_inside(first: str) -> int:
     """The place of a phrase without the mark of a word's start, by its first character."""
-    # Brackets and other signs begin something new, also after a letter of a script with spaces.
-    is_sign = unicodedata.category(first)[0] in "PS"
+    # Brackets and other signs begin something new, also after a letter of a script with spaces;
+    # apostrophes and hyphens do not.
+    is_sign = unicodedata.category(first)[0] in "PS" and first not in "'\u2019-"
     return _INSIDE if is_sign or written_without_spaces(first) else _UNSPACED
 
 

@@ -68,7 +68,7 @@ _EXTRACTOR = {
     "n_fft": (512,),
     "preemphasis": (0.97,),
 }
-# Symbols that the searches of both packages emit at most in a frame, unless a file says otherwise.
+# Symbols per frame at most where a file gives no number: transformers' default. NeMo has no limit.
 MAX_SYMBOLS = 10
 _MAX_SYMBOLS_KEYS = ("max_symbols", "max_symbols_per_step")
 # Of loss.rnnt_type: archives of this package have that key, and NeMo ignores it.

@@ -182,8 +182,8 @@ class CheckpointFolder:
         several processes.
 
         Raises:
-            CheckpointError: none of them can be used, or one that is newer than these is of a later
-                version of this package: it is good, and the run would overwrite it.
+            CheckpointError: none of them can be used, or a checkpoint after the last usable one is
+                in the format of a later version: it is intact, and the run would overwrite it.
         """
         paths = self.paths()
         for path in reversed(paths):

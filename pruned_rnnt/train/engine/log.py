@@ -190,8 +190,8 @@ def log_info(logger: logging.Logger, short: str, full: str) -> None:
 
 
 class EarlyWarnings(MemoryHandler):
-    """Keeps the warnings that are logged within its context, as often as it is entered, for the log
-    file of a run that is opened later."""
+    """Keeps the warnings logged inside its context, which may be entered several times, until the
+    run's log file is opened."""
 
     def __init__(self) -> None:
         super().__init__(sys.maxsize, flushLevel=sys.maxsize)
@@ -199,8 +199,12 @@ class EarlyWarnings(MemoryHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         kept = copy(record)
-        # Arguments may be errors, whose frames hold a whole checkpoint.
-        kept.msg, kept.args = record.getMessage(), None
+        try:
+            # Arguments may be errors, whose frames hold a whole checkpoint.
+            kept.msg, kept.args, kept.exc_info = record.getMessage(), None, None
+        except Exception:  # wrong arguments of a call, as other handlers take them
+            self.handleError(record)
+            return
         super().emit(kept)
 
     def __enter__(self) -> EarlyWarnings:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def leave_dynamo_unloaded() -> None:
@@ -51,11 +51,9 @@ class AdamW(torch.optim.AdamW):
 
     def step(self, closure: Any = None) -> Any:
         loss = loss_of(closure)
-        for group in self.param_groups:
-            for p in group["params"]:
-                # torch's fused update on a CPU takes gradients in memory order.
-                if p.grad is not None and p.is_cpu and p.grad.stride() != p.stride():
-                    p.grad = torch.empty_like(p).copy_(p.grad)
+        for p in self._fused_on_cpu():
+            if p.grad is not None:
+                p.grad = _in_order_of(p, p.grad)
         self._update()
         return loss
 
@@ -66,6 +64,22 @@ class AdamW(torch.optim.AdamW):
         own = {"fused": self.defaults["fused"]}
         groups = [group | own for group in state_dict["param_groups"]]
         super().load_state_dict({**state_dict, "param_groups": groups})
+        for p in self._fused_on_cpu():
+            state = self.state[p]
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = _in_order_of(p, state[name])
+
+    def _fused_on_cpu(self) -> list[nn.Parameter]:
+        """The parameters of torch's fused update on a CPU, which reads all memory in one order."""
+        groups = self.param_groups if self.defaults["fused"] else []
+        return [p for group in groups for p in group["params"] if p.is_cpu]
+
+
+def _in_order_of(parameter: nn.Parameter, values: Tensor) -> Tensor:
+    """The values, as a copy if their order in memory is another than the parameter's."""
+    if values.stride() == parameter.stride():
+        return values
+    return torch.empty_like(parameter).copy_(values)
 
 
 @runtime_checkable

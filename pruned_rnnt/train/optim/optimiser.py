@@ -143,10 +143,12 @@ def build_optimiser(
 
         return AdamW8bit(options, **of_adam)
     ordered = [parameter for each in options for parameter in each["params"]]
-    # The fused update allocates no memory. On a CPU it takes a quarter of the time of torch's other
-    # one, but is wrong for parameters with gaps in memory.
+    # The fused update allocates no memory. On a CPU it takes a quarter of the time of torch's
+    # default update, but its results are wrong for parameters with gaps in memory.
     on_cuda = all(p.is_cuda for p in ordered)
-    fused = on_cuda or all(p.is_cpu and p.is_contiguous() for p in ordered)
+    fused = on_cuda or all(
+        p.is_cpu and p.is_contiguous() and p.is_floating_point() for p in ordered
+    )
     optimiser = (FusedAdamW if on_cuda else AdamW)(options, fused=fused, **of_adam)
     moments = {
         index: {

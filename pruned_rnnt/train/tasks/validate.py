@@ -131,8 +131,9 @@ class _Validation:
             losses = self.losses(measured.to(self.device))
             if not isinstance(losses, ModelLosses):
                 raise TypeError(
-                    f"losses of the task returned {type(losses).__name__} in a validation, which "
-                    "needs the ModelLosses of super().losses, changed by dataclasses.replace"
+                    f"`losses` of the task returned a {type(losses).__name__}: a validation needs "
+                    "the ModelLosses that super().losses returns, if need be changed with "
+                    "dataclasses.replace"
                 )
             finite_N = losses.total.isfinite().cpu()
             finite.update(name for name, kept in zip(measured.ids, finite_N, strict=True) if kept)
