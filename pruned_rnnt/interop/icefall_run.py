@@ -42,6 +42,8 @@ _SPECIAL = [BLANK_SYMBOL, SOS_EOS_SYMBOL, UNKNOWN_SYMBOL]
 _ENCODER = "model.encoder."
 # Parts of our model that decoding needs.
 _NEEDED = ("encoder.", "predictor.", "joiner.")
+# Parameters that a warning names.
+_MOST_SHOWN = 5
 
 
 def read_token_file(path: Path, vocab_size: int) -> Tokenizer:
@@ -177,9 +179,11 @@ def read_run(
         raise ValueError(f"{checkpoint} lacks {', '.join(missing)}")
     if fit.unused:
         logger.warning(
-            "%s: ignored, because our model has no such parameters: %s",
+            "%s: %d parameters ignored, because our model has none of these names: %s%s",
             checkpoint,
-            ", ".join(fit.unused),
+            len(fit.unused),
+            ", ".join(fit.unused[:_MOST_SHOWN]),
+            ", ..." if len(fit.unused) > _MOST_SHOWN else "",
         )
     model.load_state_dict(fit.state_dict)
     return ImportedRun(model=model.eval(), config=config, tokenizer=tokenizer, fit=fit)

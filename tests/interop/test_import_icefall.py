@@ -176,7 +176,7 @@ def test_parameters_that_do_not_fit_are_reported(
     arguments = [str(path), "--tokens", str(tokens), "--output"]
     assert main(["import-icefall", *arguments, str(tmp_path / "run")]) == 0
     shown = capsys.readouterr()
-    assert "no such parameters: attention_decoder.embed.weight" in shown.err
+    assert "none of these names: attention_decoder.embed.weight" in shown.err
     assert "(used only in training): pruned_loss.simple_am_proj.bias" in shown.out
     assert main(["import-icefall", *arguments, str(tmp_path / "run")]) == EXIT_FAILED
     assert "already holds a run" in capsys.readouterr().err
