@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -325,6 +326,15 @@ def text_of_stdin(
     return shown
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Tests that a shell runs in the background have inherited that Ctrl-C is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_microphone_gives_the_text_of_standard_input(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,6 +352,7 @@ def test_microphone_gives_the_text_of_standard_input(
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_pipe_after_what_was_sent(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -369,6 +380,7 @@ def test_ctrl_c_ends_a_pipe_after_what_was_sent(
     assert "before its wav header says" not in shown.err
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_pipe_that_is_always_full(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/zero").open("rb") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -402,6 +414,7 @@ def test_closed_standard_streams(
     assert (tmp_path / "o/a.txt").exists()
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_twice_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sounddevice", fake_sounddevice(io.BytesIO(bytes(100))))
     with microphone() as source:
