@@ -122,7 +122,8 @@ def test_covered_words_have_the_room_before_the_next_one(
     symbols = list(range(len(frames)))
     tokens = timed_tokens(names, symbols, frames, [-0.1] * len(frames))
     parts = word_parts(tokens, seconds, calibration)
-    assert [(part.start, part.end) for part in parts] == pytest.approx(expected)
+    for part, span in zip(parts, expected, strict=True):
+        assert (part.start, part.end) == pytest.approx(span)
     lines = ctm_text("x", [("w", part.start, part.end, 0.5) for part in parts]).splitlines()
     assert [float(line.split()[2]) for line in lines] == pytest.approx([s for s, _ in expected])
 
