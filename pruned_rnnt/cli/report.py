@@ -78,7 +78,8 @@ def report(options: argparse.Namespace, console: Console) -> int:
     folder, overrides = run_and_settings(options)
     path: Path = options.output or RunFolder(folder).report
     target = path.resolve()  # a link stays one
-    require_writable(target.parent, "--output FILE.html writes the page elsewhere")
+    if options.output is not None or folder.is_dir():  # else the name of the run is wrong
+        require_writable(target.parent, "--output FILE.html writes the page elsewhere")
     page = make_report(
         folder,
         options.other,

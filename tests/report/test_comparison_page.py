@@ -89,7 +89,8 @@ def test_validations_have_the_name_of_their_run(run: Path, corpus: Path, tmp_pat
     assert shown == ["Validations of other"]
 
 
-def test_options_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
     seen: list[tuple[Path, Path | None, ReportOptions]] = []
 
     def make(run: Path, other: Path | None, options: ReportOptions, **_: object) -> None:
@@ -105,6 +106,7 @@ def test_options_are_those_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
         audio=False, pictures=False,
     )  # fmt: skip
     assert seen == [(Path("a"), Path("b"), options)]
+    assert not Path("a").exists()
 
 
 def test_results_of_another_run_need_that_run(capsys: pytest.CaptureFixture[str]) -> None:
