@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,50 +13,24 @@ from typing import Any
 
 import torch
 
-from pruned_rnnt.config.load import ConfigError, differences, from_dict, to_dict
+from pruned_rnnt.config.load import ConfigError, to_dict
 from pruned_rnnt.data.input.batch import OtherBatchesError
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.train.engine.average import ParameterMean, RunningAverage
 from pruned_rnnt.train.engine.bad_steps import TrainingStopped
 from pruned_rnnt.train.engine.checkpoint import CheckpointError, CheckpointFolder
+from pruned_rnnt.train.engine.continuation import check_settings, check_task, task_name
 from pruned_rnnt.train.engine.counters import Counters
 from pruned_rnnt.train.engine.distributed import Ranks
 from pruned_rnnt.train.engine.log import log_info
 from pruned_rnnt.train.engine.random_state import capture_random_state, restore_random_state
 from pruned_rnnt.train.engine.task import Loader, RunConfig, Task
-from pruned_rnnt.train.engine.train_config import TrainConfig, pick_device
 from pruned_rnnt.train.optim.optimiser import load_optimiser_state
 from pruned_rnnt.train.optim.sharded import ShardedOptimiser, whole_state
 
 logger = logging.getLogger(__name__)
 
-# Keys that may change between a run and its continuation, as they do not affect training.
-_FREE_KEYS = (
-    "card.",
-    "decode.",
-    "data.num_workers",
-    "data.prefetch_factor",
-    "data.path",
-    "data.old_path",
-    "data.allow_commands",
-    "data.valid",
-    "finetune.checkpoint",
-    "finetune.tokens",
-    "finetune.trust",
-    "train.folder",
-    "train.init",
-    "train.log_every",
-    "train.mean_every",
-    "train.loggers",
-    "train.validate_every",
-    "train.save_every",
-    "train.picture_every",
-    "train.keep_",
-    "train.early_stopping_patience",
-    "train.max_bad_steps",
-    "train.shard",
-)
-# Those of them that scores of validations depend on: earlier scores cannot be compared.
+# Settings that scores of validations depend on: earlier scores cannot be compared.
 _SCORE_KEYS = ("data.valid:", "decode.metric:")
 
 
@@ -136,7 +109,7 @@ class TrainingState:
                 "buffers": buffers,
                 "buffer_names": sorted(self._buffer_names()),
                 "task": tasks,
-                "task_class": _class_name(self.task),
+                "task_class": task_name(self.task),
                 "counters": self.counters.state_dict(),
                 "score": score,
             },
@@ -201,22 +174,13 @@ class TrainingState:
                 f"{self.config.train.folder} holds an imported model: its training cannot be "
                 "continued, as it has no optimiser state"
             )
+        is_first = self.ranks.is_first
         # Absent in checkpoints of version 0.2.
-        self._check_task(values.get("task_class", ""), allow_changes)
-        # A setting that is newer than the checkpoint had the value that is now its default.
-        before = from_dict(type(self.config), values["config"], "the checkpoint")
-        different = differences(to_dict(before), to_dict(self.config))
-        same_device = _kind_of_device(before.train) == _kind_of_device(self.config.train)
-        free = (*_FREE_KEYS, "train.device") if same_device else _FREE_KEYS
-        changed = [line for line in different if not line.startswith(free)]
-        if changed and not allow_changes:
-            raise ConfigError(
-                f"{self.config.train.folder} holds a run with another configuration "
-                f"({'; '.join(changed)}): choose another train.folder, or pass --allow-changes "
-                "(in Python: allow_changes=True) to continue with the new one"
-            )
-        for line in changed if self.ranks.is_first else ():
-            logger.warning("configuration changed: %s", line)
+        task = values.get("task_class", "")
+        check_task(task, self.task, self.config, allow_changes=allow_changes, warns=is_first)
+        different, changed = check_settings(
+            values["config"], self.config, allow_changes=allow_changes, warns=is_first
+        )
         self._load_model(values, changed)
         self._load_optimiser(values["optimiser"], values.get("optimiser_parameters", []))
         if values["scaler"]:  # empty unless the checkpoint was trained in float16
@@ -243,27 +207,6 @@ class TrainingState:
         buffers = values.get("buffers", [])  # absent in checkpoints of version 0.1
         if self.ranks.rank < len(buffers):
             self.task.model.load_state_dict(buffers[self.ranks.rank], strict=False)
-
-    def _check_task(self, saved: str, allow_changes: bool) -> None:
-        """ConfigError if a checkpoint is that of another task, which minimises another loss; a
-        warning if changes are allowed.
-
-        Args:
-            saved: `_class_name` of its task; empty if unknown.
-        """
-        own = _class_name(self.task)
-        # Only the names of classes: a program may be renamed, or be imported.
-        if not saved or saved.rpartition(".")[2] == own.rpartition(".")[2]:
-            return
-        if not allow_changes:
-            raise ConfigError(
-                f"{self.config.train.folder} holds a run of the task {saved}, and this program "
-                f"trains {own}, which may have other losses: continue it with the program that "
-                "began it, choose another train.folder, or pass --allow-changes (in Python: "
-                "allow_changes=True), for instance because the class has a new name"
-            )
-        if self.ranks.is_first:
-            logger.warning("task changed: %s -> %s", saved, own)
 
     def _restart_scores(self, changed: Sequence[str]) -> None:
         """Choose the best checkpoint anew if settings of the validation have changed.
@@ -411,16 +354,3 @@ class TrainingState:
     @property
     def _device(self) -> torch.device:
         return next(self.task.model.parameters()).device
-
-
-def _class_name(task: Task) -> str:
-    """The name of the task's class with its module, or with its file if that is the program."""
-    module = type(task).__module__
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if module == "__main__" and path is not None:
-        module = Path(path).stem
-    return f"{module}.{type(task).__qualname__}"
-
-
-def _kind_of_device(config: TrainConfig) -> str:
-    return pick_device(config).type if config.device == "auto" else config.device
