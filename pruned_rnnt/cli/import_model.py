@@ -84,7 +84,7 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.licences.arguments import licence_of
     from pruned_rnnt.licences.chain import Licence, add_origins, chain_of_weights
     from pruned_rnnt.pretrained.found_model import find_model
-    from pruned_rnnt.pretrained.hub import local_path
+    from pruned_rnnt.pretrained.hub import local_path, source_name
     from pruned_rnnt.train.run import check_is_new
 
     check_is_new(options.run)
@@ -108,7 +108,7 @@ def import_model(options: argparse.Namespace, console: Console) -> int:
             f"{found.path} is a model of this package, which the commands read as it is: import is "
             "for .nemo archives, folders of transformers and checkpoints of icefall"
         )
-    source = "" if path == options.source else f"Hugging Face hub, {options.source}"
+    source = source_name(options.source, path)
     stated: Licence | None = None
     if licence != Licence():
         stated = replace(licence, source=licence.source or source)

@@ -27,7 +27,7 @@ from pruned_rnnt.licences.chain import Chain, Origin, chain_of_weights
 from pruned_rnnt.model.model_config import LossConfig, ModelConfig
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
-from pruned_rnnt.pretrained.hub import HubError, hub_name, local_path
+from pruned_rnnt.pretrained.hub import HubError, hub_name, local_path, source_name
 from pruned_rnnt.train.experiment import ExperimentConfig, FinetuneConfig
 from pruned_rnnt.train.run import load_model, run_config
 from pruned_rnnt.train.run_chain import chain_of_run, with_itself
@@ -111,7 +111,7 @@ def load_source(path: Path, config: FinetuneConfig) -> Source:
         path = local_path(path)
     except HubError as error:
         raise ConfigError(f"train.init={path}: {error}") from error
-    source = "" if path == named else f"Hugging Face hub, {named}"
+    source = source_name(named, path)
     if not path.exists():
         raise ConfigError(
             f"train.init={path}: there is no such run or file. To continue a run that was started "

@@ -30,6 +30,7 @@ from pruned_rnnt.interop.icefall_model import (
 from pruned_rnnt.model.build_model import sized_model
 from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.speech_model import TransducerModel
+from pruned_rnnt.train.engine.bad_steps import first_ids
 from pruned_rnnt.train.experiment import ExperimentConfig, check_no_folder
 
 logger = logging.getLogger(__name__)
@@ -42,8 +43,6 @@ _SPECIAL = [BLANK_SYMBOL, SOS_EOS_SYMBOL, UNKNOWN_SYMBOL]
 _ENCODER = "model.encoder."
 # Parts of our model that decoding needs.
 _NEEDED = ("encoder.", "predictor.", "joiner.")
-# Parameters that a warning names.
-_MOST_SHOWN = 5
 
 
 def read_token_file(path: Path, vocab_size: int) -> Tokenizer:
@@ -179,11 +178,10 @@ def read_run(
         raise ValueError(f"{checkpoint} lacks {', '.join(missing)}")
     if fit.unused:
         logger.warning(
-            "%s: %d parameters ignored, because our model has none of these names: %s%s",
+            "%s: %d parameters ignored, because our model has none of these names: %s",
             checkpoint,
             len(fit.unused),
-            ", ".join(fit.unused[:_MOST_SHOWN]),
-            ", ..." if len(fit.unused) > _MOST_SHOWN else "",
+            first_ids(fit.unused),
         )
     model.load_state_dict(fit.state_dict)
     return ImportedRun(model=model.eval(), config=config, tokenizer=tokenizer, fit=fit)

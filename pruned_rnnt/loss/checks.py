@@ -218,9 +218,10 @@ def check_options(
         )
     if clamp is not None and not check_finite("clamp", clamp) > 0:
         raise ValueError(f"clamp is {clamp}; it must be above 0, or None for no clamping")
-    fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
-    if not negative_fastemit:
-        check_fastemit(fastemit_lambda)
+    if negative_fastemit:
+        fastemit_lambda = check_finite("fastemit_lambda", fastemit_lambda)
+    else:
+        fastemit_lambda = check_fastemit(fastemit_lambda)
     return LossOptions(
         blank=blank,
         normalization=HAT if hat else LOG_PROBS if from_log_probs else LOGITS,

@@ -74,6 +74,12 @@ def local_path(model: Path | str) -> Path:
         raise
 
 
+def source_name(model: Path | str, path: Path) -> str:
+    """Where the weights of `model` come from, for chains of licences; empty if `path`, the
+    `local_path` of it, is `model` itself."""
+    return "" if path == Path(model) else f"Hugging Face hub, {model}"
+
+
 def fetch(name: HubName) -> Path:
     """Download a repository into huggingface_hub's cache; returns its folder there.
 

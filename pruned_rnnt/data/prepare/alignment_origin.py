@@ -111,10 +111,7 @@ def _with_times(given: CutEntry, origins: Mapping[str, Sequence[Origin]]) -> Cor
         without_last = [each for each in chosen if each != "supervision"]
         found = [shifts[each] for each in (without_last if "cut" in chosen else chosen)]
         if not found or max(found) - min(found) > MOST_OUTSIDE:
-            reason = (
-                "may be relative to the recording or to the cut: both fit" if fitting else _OUTSIDE
-            )
-            notes.append(f"lost their {kind} times, which {reason}")
+            notes.append(f"lost their {kind} times, which {_UNCLEAR if fitting else _OUTSIDE}")
             continue
         inside = list(_clamped(items, found[0], duration))
         if len(inside) < _LEAST_INSIDE * len(items):

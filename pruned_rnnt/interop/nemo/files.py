@@ -179,9 +179,7 @@ def read_folder(path: Path) -> SourceFiles:
             f"{path} has its weights in {other}, needs {WEIGHTS}: load the model in transformers "
             "and write it by save_pretrained(FOLDER, max_shard_size='100GB')"
         )
-    for name in (WEIGHTS, TOKENIZER):
-        if not (path / name).is_file():
-            raise UnusableFileError(f"{path} has no {name}, which models of transformers need")
+    weights, tokenizer = _needed(path, WEIGHTS), _needed(path, TOKENIZER)
     if (path / _EXTRACTOR).is_file():
         config[EXTRACTOR_SECTION] = _json(path, _EXTRACTOR)
     elif (path / _PROCESSOR).is_file():
@@ -189,18 +187,24 @@ def read_folder(path: Path) -> SourceFiles:
     return SourceFiles(
         path=path,
         config=config,
-        parameters=read_safetensors(path / WEIGHTS),
-        tokenizer=(path / TOKENIZER).read_bytes(),
+        parameters=read_safetensors(weights),
+        tokenizer=tokenizer.read_bytes(),
     )
 
 
-def _json(path: Path, name: str) -> dict[str, Any]:
+def _needed(path: Path, name: str) -> Path:
+    """A file of the folder; UnusableFileError if it is missing."""
     if not (path / name).is_file():
         raise UnusableFileError(f"{path} has no {name}, which models of transformers need")
+    return path / name
+
+
+def _json(path: Path, name: str) -> dict[str, Any]:
+    file = _needed(path, name)
     try:
-        values = json.loads((path / name).read_bytes())
+        values = json.loads(file.read_bytes())
     except ValueError as error:
-        raise UnusableFileError(f"{path / name} is damaged: {error}") from error
+        raise UnusableFileError(f"{file} is damaged: {error}") from error
     return _mapping(path, name, values)
 
 
