@@ -179,7 +179,7 @@ def captured(subject: Subject, given: Arguments, upstream: Upstream) -> Comparis
 # aot_eager traces all that the backend eager does, and the backward pass.
 COMPILED = {
     "compile aot_eager": compiled(backend="aot_eager"),
-    _DYNAMIC: compiled(backend="aot_eager", dynamic=True),
+    _DYNAMIC: compiled(backend="inductor", dynamic=True),
     _INDUCTOR: compiled(backend="inductor"),
     "export": exported(False),
     "strict export": exported(True),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -108,6 +108,17 @@ def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
     alias = f"({next(outputs)})" if is_output else ""
     optional = "?" if len(members) > 1 else ""
     yield f"{_SCHEMA_TYPES[required]}{alias}{optional} {name}"
+
+
+def separate_outputs(
+    count: int, like: Tensor, shape: Sequence[int], dtype: torch.dtype
+) -> list[Tensor]:
+    """Uninitialised outputs of an op, on the device of `like`.
+
+    Parts of one allocation would take the host less time, but inductor (torch 2.11 to 2.13) has an
+    op write all of them to the first part if sizes are dynamic.
+    """
+    return [like.new_empty(shape, dtype=dtype) for _ in range(count)]
 
 
 def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:

@@ -147,10 +147,10 @@ def _scores(
     blank, lm_only_scale, _ = options.scales
     shape = (*memory.inputs.encoder.shape[:2], memory.inputs.predictor.shape[1])
     new = memory.sides[0].new_full
+    of_tile = NodeScores(*(new(shape, 0, dtype=acc) for _ in range(3)))
     # Sums am + lm of the symbols, then px and py.
     emit, blank_score, logz = new((3, *shape), NEG_INF, dtype=acc).unbind(0)
     lm_lse, lm_x, lm_y = new((3, shape[0], shape[2]), NEG_INF, dtype=acc).unbind(0)
-    of_tile = NodeScores(*new((3, *shape), 0, dtype=acc).unbind(0))
     for tile in memory.tiles(batch, blank):
         rows = row_exponentials(tile.am, tile.lm, tile.batch)
         product = new((*shape[:2], rows.exps.lm_exp.shape[2]), 0, dtype=acc)
