@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pruned_rnnt
 from pruned_rnnt.ops.common.library import FALLBACKS
 from pruned_rnnt.ops.common.native import has_native_kernel
 from tests.ops.native_batches import SHAPES, TOLERANCES, Call, torch_threads
@@ -133,3 +134,18 @@ def test_tanh_is_accurate() -> None:
     geometry = (*lengths, None, None, 1, 1, 0)
     torch.ops.pruned_rnnt.joiner_rows(am, torch.zeros_like(am), *geometry, 1, hidden)
     assert units_in_the_last_place(hidden, am[0].double().tanh()) < 3
+
+
+def test_gradients_of_a_trained_model_have_no_subnormal_numbers() -> None:
+    """Off its path, occupancies fall below them: they would slow down the matrix products after."""
+    torch.manual_seed(0)
+    logits = (40 * torch.randn(2, 30, 11, 20)).requires_grad_()
+    lengths = torch.tensor([30, 20], dtype=torch.int32), torch.tensor([10, 7], dtype=torch.int32)
+    targets = torch.randint(1, 20, (2, 10), dtype=torch.int32)
+    for clamp in (None, 0.5):
+        (gradient,) = torch.autograd.grad(
+            pruned_rnnt.rnnt_loss(logits, targets, *lengths, clamp=clamp).sum(), logits
+        )
+        size = gradient.abs()
+        assert not ((size > 0) & (size < torch.finfo(torch.float32).tiny)).any()
+        assert 0.4 < (size == 0).float().mean() < 1

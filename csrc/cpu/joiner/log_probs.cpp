@@ -11,6 +11,16 @@
 namespace pruned_rnnt {
 namespace {
 
+// Zero in place of what adds nothing to a sum of gradients. The occupancies of a trained model fall
+// to subnormal numbers off its path, and Intel's processors take more than twice as long for the
+// matrix products of such gradients.
+template <typename real>
+PRUNED_RNNT_INLINE real without_subnormal(real x) {
+  // Far enough above the smallest normal number that products with weights are normal, too.
+  constexpr real least = std::numeric_limits<real>::min() * (1 << 27);
+  return std::fabs(x) < least ? real(0) : x;
+}
+
 // unit(v) = weight * exp(x(v) - lse), clamped to [-clamp, clamp] if clamp > 0, times scale.
 struct SoftmaxGradient {
   template <typename scalar, typename real>
@@ -21,14 +31,15 @@ struct SoftmaxGradient {
       for (int64_t v = 0; v < size; ++v) {
         real unit = weight * exp_of_nonpositive(static_cast<real>(x[v]) - lse);
         unit = unit > clamp ? clamp : unit;
-        gradient[v] = static_cast<scalar>((unit < -clamp ? -clamp : unit) * scale);
+        unit = unit < -clamp ? -clamp : unit;
+        gradient[v] = static_cast<scalar>(without_subnormal(unit * scale));
       }
     } else {
       const real factor = weight * scale;
 #pragma omp simd
       for (int64_t v = 0; v < size; ++v) {
-        gradient[v] =
-            static_cast<scalar>(factor * exp_of_nonpositive(static_cast<real>(x[v]) - lse));
+        const real unit = factor * exp_of_nonpositive(static_cast<real>(x[v]) - lse);
+        gradient[v] = static_cast<scalar>(without_subnormal(unit));
       }
     }
   }
@@ -81,7 +92,7 @@ void gradient_row(const scalar* x, int64_t V, int64_t blank, int32_t target, Log
                   real lse, real emit, real stay, real clamp, real scale, scalar* gradient) {
   const auto finish = [&](real unit) {
     if (clamp > 0) unit = std::max(-clamp, std::min(clamp, unit));
-    return static_cast<scalar>(unit * scale);
+    return static_cast<scalar>(without_subnormal(unit * scale));
   };
   const real blank_logit = static_cast<real>(x[blank]);
   const real target_logit = target >= 0 ? static_cast<real>(x[target]) : real(0);
