@@ -114,8 +114,9 @@ def _hypotheses(tensors: Sequence[Tensor]) -> list[list[Hypothesis | None]]:
 
 
 class TraceStep(NamedTuple):
-    """The arcs to the rows (N, B) of a step: origin, symbol (-1: blank), duration, and
-    log-probability of the symbol. The arc of a row at the start is part of what was before."""
+    """The arcs to rows, (N, K) or those of the beams of all steps (N, G, B): origin, symbol
+    (-1: blank), duration, and log-probability of the symbol. The arc of a row at the start is part
+    of what was before."""
 
     origin: Tensor
     symbol: Tensor
@@ -132,11 +133,12 @@ class LastArcs(NamedTuple):
 
 
 def trace_paths(
-    last: LastArcs, steps: Sequence[TraceStep], steps_per_frame: int
+    last: LastArcs, steps: TraceStep | None, steps_per_frame: int
 ) -> Pending[list[list[Continuation]]]:
-    """The paths with these last arcs, in their order, without waiting for the device."""
-    width = steps[0].origin.size(1) if steps else 1
-    table = [torch.stack(x, dim=1).flatten(1) for x in zip(*steps, strict=True)]
+    """The paths with these last arcs, in their order, without waiting for the device; steps: None
+    without frames."""
+    width = steps.origin.size(2) if steps is not None else 1
+    table = [x.flatten(1) for x in steps or ()]
 
     def paths(tensors: Sequence[Tensor]) -> list[list[Continuation]]:
         columns = (tensor.tolist() for tensor in tensors)

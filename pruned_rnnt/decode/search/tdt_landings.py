@@ -1,7 +1,9 @@
 """The beams of TDT search: hypotheses that have landed on frames, and the states that they go on
 from.
 
-Axes: N batch, B beam, A frames ahead (from the current frame to the longest duration).
+Axes: N batch, B beam, A frames ahead (from the current frame to the longest duration), W beams of a
+frame: the best hypotheses, and in streams those of paths whose last arc is a blank, which are what
+is left if the stream ends there. V vocabulary.
 
 The origin of a hypothesis is the row that it was extended from: step * B + row, or -1 - row for a
 row at the start. It is extended when the search reaches the frame that it landed on, several steps
@@ -16,121 +18,125 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.decode.search.states import Rows, choose_rows, take_rows
+from pruned_rnnt.decode.search.states import Rows, take_rows
 
 
 class Beam(NamedTuple):
     """Hypotheses (..., B) that have landed on a frame, or on several.
 
-    score: of all their paths in the beam, -inf for none; hash: of the sequence; length: symbols.
-    origin: the row that each was extended from, as step * B + row; -1 - row for a row at the start.
-    symbol, duration: of the last arc (symbol -1 for blank); added: log-probability of the symbol
-        or blank, without its duration and without scorers.
+    The time of a search goes into the number of calls, not into numbers, so what moves together is
+    one tensor.
+
+    score: of all their paths in the beam, -inf for none.
+    rest: (4, ..., B) int64: hash of the sequence; number of symbols; last arc, which is
+        origin * V + symbol or blank; bits of the float32 log-probability of this symbol or blank,
+        without its duration and without scorers.
     """
 
     score: Tensor
-    hash: Tensor
-    length: Tensor
-    origin: Tensor
-    symbol: Tensor
-    duration: Tensor
-    added: Tensor
+    rest: Tensor
+
+    @property
+    def arc(self) -> Tensor:
+        return self.rest[2]
+
+    @property
+    def added(self) -> Tensor:
+        return self.rest[3].int().view(torch.float32)
 
     def take(self, index: Tensor) -> Beam:
         """The rows with these indices into the last axis."""
-        return Beam(*(x.gather(-1, index) for x in self))
+        return Beam(self.score.gather(-1, index), self.rest_at(index))
+
+    def rest_at(self, index: Tensor) -> Tensor:
+        """`rest` of the rows with these indices into the last axis."""
+        return self.rest.gather(-1, index.expand(len(self.rest), *index.shape))
 
     def where(self, mask: Tensor, other: Beam) -> Beam:
         """These hypotheses where the mask is True, else those of `other`."""
         return Beam(*(torch.where(mask, x, y) for x, y in zip(self, other, strict=True)))
 
     def flat(self) -> Beam:
-        """The hypotheses of all frames of an utterance in one beam, (N, A * B)."""
-        return Beam(*(x.flatten(1) for x in self))
+        """The hypotheses of all frames of an utterance in one beam, (N, A * W * B)."""
+        return Beam(self.score.flatten(1), self.rest.flatten(2))
 
 
 class Start(NamedTuple):
     """What a search starts from.
 
-    landed: (N, A, B) hypotheses on the frames from the first one on; of streams (N, A, 2B), the
-        last B with the paths by blanks alone, which are what is left if the stream ends there. Row
-        number n of the A * B or A * 2B of an utterance is the origin of these.
+    landed: (N, A, W, B) hypotheses on the frames from the first one on. Row number n of the
+        A * W * B of an utterance is the origin of these.
     states: of predictor and scorers before the last symbols of the hypotheses, one row for each.
     """
 
     landed: Beam
     states: list[Rows]
 
-    def pack(self) -> Rows:
+    def pack(self, vocab_size: int) -> Rows:
         """All tensors that the next frames depend on, with the axis N first."""
         size = len(self.landed.score)
         states = (x.unflatten(0, (size, -1)) for rows in self.states for x in rows)
-        return self.landed.score, self.landed.hash, self.landed.length, self.landed.symbol, *states
+        hashes, length, arc, _ = self.landed.rest
+        return self.landed.score, hashes, length, arc % vocab_size, *states
 
-    def unpack(self, packed: Rows) -> Start:
+    def unpack(self, packed: Rows, vocab_size: int) -> Start:
         """The inverse of `pack`, for states with as many tensors as these."""
         score, hashes, length, symbol, *others = packed
         rest = iter(x.flatten(0, 1) for x in others)
         origin = -1 - torch.arange(score[0].numel(), device=score.device).view_as(score[0])
-        landed = empty_beams(score.shape, score.device)._replace(
-            score=score.clone(),
-            hash=hashes.clone(),
-            length=length.clone(),
-            origin=origin.expand_as(score).clone(),
-            symbol=symbol.clone(),
-        )
+        arc = origin * vocab_size + symbol
+        landed = Beam(score.clone(), torch.stack((hashes, length, arc, torch.zeros_like(arc))))
         return Start(landed, [tuple(next(rest) for _ in rows) for rows in self.states])
 
 
-def empty_beams(shape: tuple[int, ...], device: torch.device) -> Beam:
+def empty_beams(shape: tuple[int, ...], device: torch.device, no_arc: int) -> Beam:
+    """Beams without hypotheses; no_arc: the arc of their rows, a blank of a row at the start."""
     score = torch.full(shape, -torch.inf, device=device)
-    zeros = [torch.zeros(shape, dtype=torch.int64, device=device) for _ in range(5)]
-    hashes, length, origin, symbol, duration = zeros
-    return Beam(score, hashes, length, origin - 1, symbol - 1, duration, torch.zeros_like(score))
+    rest = torch.zeros((4, *shape), dtype=torch.int64, device=device)
+    rest[2] = no_arc
+    return Beam(score, rest)
 
 
-def shifted(landed: Beam) -> Beam:
-    """The beams of the frames from the next one on."""
-    size, _, width = landed.score.shape
-    new = empty_beams((size, 1, width), landed.score.device)
-    return Beam(*(torch.cat((x[:, 1:], y), dim=1) for x, y in zip(landed, new, strict=True)))
+def shifted(landed: Beam, empty: Beam) -> Beam:
+    """The beams of the frames from the next one on; empty: (N, 1, W, B) for the last of these."""
+    return Beam(
+        torch.cat((landed.score[:, 1:], empty.score), dim=1),
+        torch.cat((landed.rest[:, :, 1:], empty.rest), dim=2),
+    )
 
 
 class StepStates:
     """The states of predictor and scorers after each of the last steps of the search.
 
     Args:
-        steps: number of steps that are kept.
+        steps: number of steps that are kept. Those at the start are kept for as many, too.
         size, width: N and B.
         start: the states of the predictor and of each scorer at the start, N * K rows each.
     """
 
     def __init__(self, steps: int, size: int, width: int, start: Sequence[Rows]) -> None:
-        self._steps, self._size, self._width = steps, size, width
-        self._start = start
-        shape = (steps, size * width)
-        self._kept = [tuple(x.new_zeros((*shape, *x.shape[1:])) for x in rows) for rows in start]
+        self._size, self._width = size, width
+        rows_at_start = len(start[0][0]) // size
+        # The rows of an utterance are a ring, in which row -1 is before row 0.
+        self._ring = steps * width + rows_at_start
+        self._kept = []
+        for rows in start:
+            kept = tuple(x.new_zeros((size, self._ring, *x.shape[1:])) for x in rows)
+            for old, new in zip(kept, rows, strict=True):
+                old[:, steps * width :] = new.unflatten(0, (size, -1)).flip(1)
+            self._kept.append(kept)
+        first = torch.arange(size, device=start[0][0].device) * self._ring
+        self._first_N1 = first[:, None]
 
     def store(self, step: int, states: Sequence[Rows]) -> None:
         """Keep the states of a step in place of those of the oldest one."""
+        begin = step * self._width % self._ring
         for kept, rows in zip(self._kept, states, strict=True):
             for old, new in zip(kept, rows, strict=True):
-                old[step % self._steps].copy_(new)
+                own = old[:, begin : begin + self._width]
+                own.copy_(new.view_as(own))
 
     def at(self, origin_NB: Tensor) -> list[Rows]:
         """The states of rows, for any number of rows of each utterance."""
-        from_step_R = (origin_NB >= 0).flatten()
-        number_N1 = torch.arange(self._size, device=origin_NB.device)[:, None]
-        step_NB = origin_NB.clamp(min=0) // self._width % self._steps
-        row_NB = number_N1 * self._width + origin_NB.clamp(min=0) % self._width
-        index_R = (step_NB * self._size * self._width + row_NB).flatten()
-        rows_at_start = len(self._start[0][0]) // self._size
-        start_R = (number_N1 * rows_at_start + (-1 - origin_NB).clamp(min=0)).flatten()
-        return [
-            choose_rows(
-                from_step_R,
-                take_rows(tuple(x.flatten(0, 1) for x in kept), index_R),
-                take_rows(start, start_R),
-            )
-            for kept, start in zip(self._kept, self._start, strict=True)
-        ]
+        index_R = (origin_NB % self._ring + self._first_N1).flatten()
+        return [take_rows(tuple(x.flatten(0, 1) for x in kept), index_R) for kept in self._kept]
