@@ -144,7 +144,7 @@ class JoinedPath:
         self._with_words = with_words
         self._has_words = any(name.startswith(WORD_START) for name in tokenizer.symbols)
         self._frame_seconds = frame_seconds
-        self._symbols: list[int] = []
+        self._stretches: list[Sequence[int]] = []
         self._parts: list[WordPart] = []
         # The path since the last pause: that of one segment, or tokens. Where its audio begins and
         # ends, in seconds.
@@ -174,7 +174,12 @@ class JoinedPath:
     @property
     def symbols(self) -> list[int]:
         """The symbols of the whole path."""
-        return [*self._symbols, *self._last_symbols()]
+        return [symbol for stretch in self.stretches for symbol in stretch]
+
+    @property
+    def stretches(self) -> list[Sequence[int]]:
+        """The symbols of the whole path, divided at pauses between segments."""
+        return [*self._stretches, self._last_symbols()]
 
     def word_parts(self) -> list[WordPart]:
         """All words, if they are wanted, at the end of the recording."""
@@ -214,7 +219,7 @@ class JoinedPath:
 
     def _finish_words(self) -> None:
         """Make words of the path since the last pause, if they are wanted."""
-        self._symbols += self._last_symbols()
+        self._stretches.append(self._last_symbols())
         if self._with_words:
             self._make_tokens()
             self._parts += word_parts(self._tokens, self._end, self._calibration, self._begin)

@@ -11,9 +11,14 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from pruned_rnnt.data.tokens.text_normalisation import (
+    joins_the_character_before,
+    written_without_spaces,
+)
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.word_times import (
     FEATURE_SECONDS,
+    WORD_START,
     TimedWord,
     ctm_name,
     ctm_text,
@@ -63,11 +68,12 @@ def transcriptions(
 ) -> list[Transcription | Exception]:
     """The transcription of each recording whose segments are decoded, or its error."""
     parts = [recording.path.word_parts() for recording in recordings]
-    symbols = [recording.path.symbols for recording in recordings]
+    apart = [_spaced_apart(recording.path.stretches, tokenizer) for recording in recordings]
+    symbols_of_texts = [part for own in apart for part in own]
     symbols_of_words = [part.symbols for own in parts for part in own]
     # One call for all takes the least time.
-    decoded = iter(tokenizer.decode_all([*symbols, *symbols_of_words]))
-    texts = list(islice(decoded, len(recordings)))
+    decoded = iter(tokenizer.decode_all([*symbols_of_texts, *symbols_of_words]))
+    texts = [" ".join(filter(None, islice(decoded, len(own)))) for own in apart]
     words = [words_of_parts(own, list(islice(decoded, len(own)))) for own in parts]
     return [
         recording.error
@@ -76,12 +82,36 @@ def transcriptions(
             words=own,
             score=recording.path.score,
             seconds=round(recording.frames * FEATURE_SECONDS, 2),
-            language=tokenizer.language_of(own_symbols),
+            language=tokenizer.language_of(recording.path.symbols),
             marks=tuple(recording.path.marks),
             warning=recording.warning,
         )
-        for recording, text, own, own_symbols in zip(recordings, texts, words, symbols, strict=True)
+        for recording, text, own in zip(recordings, texts, words, strict=True)
     ]
+
+
+def _spaced_apart(stretches: Sequence[Sequence[int]], tokenizer: Tokenizer) -> list[list[int]]:
+    """The symbols between pauses, joined unless the text needs a space that no symbol stands for: a
+    pause ends a word, as in the words with times, though the next symbol may begin none.
+
+    Scripts without spaces, and models whose symbols begin no words, have none at a pause either.
+    """
+    names, tags = tokenizer.symbols, set(tokenizer.languages.values())
+    has_words = any(name.startswith(WORD_START) for name in names)
+    parts: list[list[int]] = [[]]
+    for stretch in stretches:
+        first = next((names[symbol] for symbol in stretch if symbol not in tags), "")[:1]
+        last = names[parts[-1][-1]][-1:] if parts[-1] else ""
+        if (
+            has_words
+            and last
+            and first.isalnum()
+            and not joins_the_character_before(first)
+            and not any(map(written_without_spaces, (last, first)))
+        ):
+            parts.append([])
+        parts[-1] += stretch
+    return parts
 
 
 def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
+from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words
+from pruned_rnnt.transcribe.joined_path import JoinedPath, RecordingPath, SegmentPlace
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.transcribe_command import AudioInput, write_transcript
 from pruned_rnnt.transcribe.transcription import (
@@ -23,6 +25,7 @@ from pruned_rnnt.transcribe.transcription import (
     is_transcript,
     subtitles,
     transcript,
+    transcriptions,
 )
 
 
@@ -189,3 +192,34 @@ def test_empty_transcription(kind: str, text: str | None) -> None:
     nothing = Transcription(text="", words=(), score=0.0, seconds=1.0)
     found = transcript(nothing, "a", kind, True)
     assert json.loads(found)["words"] == [] if text is None else found == text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ("one tw", "▁three", "one tw three"),
+        ("one tw", "three", "one tw three"),
+        ("one tw", ".", "one tw."),
+        ("天气", "今天", "天气今天"),
+    ],
+)
+def test_a_pause_between_segments_ends_a_word(before: str, after: str, text: str) -> None:
+    tokenizer = train_tokenizer([f"{before} {after.lstrip('▁')} ."], TokenizerConfig(kind="char"))
+    path = JoinedPath(tokenizer, with_words=True)
+    for begin, part in ((0, f"▁{before}"), (200, after)):
+        symbols = tuple(tokenizer.symbols.index(c) for c in part.replace(" ", "▁"))
+        found = Hypothesis(
+            symbols=symbols,
+            frames=tuple(range(len(symbols))),
+            score=0.0,
+            symbol_scores=(-0.1,) * len(symbols),
+        )
+        path.append(found, None, SegmentPlace(begin, 0, 100))
+    (result,) = transcriptions([RecordingPath(path, frames=300)], tokenizer)
+    assert isinstance(result, Transcription)
+    assert result.text == text
+    if after.endswith("three"):
+        assert [timed.word for timed in result.words] == text.split()
+        subtitle = transcript(result, "a", "srt", False)
+        assert "one tw\n" in subtitle
+        assert "\nthree\n" in subtitle
