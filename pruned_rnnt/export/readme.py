@@ -83,7 +83,8 @@ With the programs of a sherpa-onnx build:
 ## Input
 
 - Audio at any sampling rate, at least {shortest_seconds} s long; sherpa-onnx resamples it to
-  {sample_rate} Hz.
+  {sample_rate} Hz. Its filter is not that of `transcribe`: the two may differ in the text of a
+  file of another rate.
 - Features: {feature_dim} log-mel bins of samples in [-1, 1], 25 ms windows every 10 ms, no dither.
   {features}
 """

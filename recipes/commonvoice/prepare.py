@@ -28,8 +28,12 @@ def _entries(folder: Path, options: argparse.Namespace) -> Iterable[CorpusEntry]
     folder = of_language if of_language.is_dir() else folder
     found = common_voice_folders(folder)
     if found != (folder,):
+        what = "train.tsv or validated.tsv of Common Voice next to a folder clips"
+        if found:
+            names = ", ".join(each.name for each in found)
+            what = f"folder {options.language} of --language, but those of {names}"
         raise ValueError(
-            f"{folder} has no train.tsv or validated.tsv of Common Voice next to a folder clips; "
+            f"{folder} has no {what}; "
             "recipes/commonvoice/README.md describes the folder that --source needs"
         )
     return CommonVoiceFolders(found)

@@ -19,7 +19,7 @@ from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.own_corpus import DuplicateIdMarker
-from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source
+from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source, unread_columns
 from tests.data.recorded_speech import text_of, truncate, write_audio
 
 
@@ -144,16 +144,68 @@ def test_utf16_tables_are_refused(tmp_path: Path) -> None:
         entries_of(table)
 
 
-def test_error_for_swapped_columns_shows_an_example(
+@pytest.mark.parametrize(
+    "row", ["hello you\ta.wav", "wavfile\tutterance\tspeaker", f"{'no' * 200}\ta.wav"]
+)
+def test_a_first_row_that_is_neither_a_header_nor_audio_is_refused(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str], row: str
+) -> None:
+    table = wav.parent / "first_row.tsv"
+    table.write_text(f"{row}\n{wav}\thello\n")
+    assert prepare(table, tmp_path / "out") == 1
+    error = capsys.readouterr().err
+    assert f"{table}:1: the first row needs to be a header with the columns `path` (or" in error
+    assert f"or to begin with an audio file; got {row[:200]!r}\n" in error
+    # Without the suffix of audio, the name of a file that is there is one.
+    (wav.parent / "recording").write_bytes(wav.read_bytes())
+    table.write_text(f"recording\tgo\n{wav}\thello\n")
+    assert [entry.text for entry in entries_of(table)] == ["go", "hello"]
+
+
+def test_an_empty_table_is_called_empty(tmp_path: Path) -> None:
+    (tmp_path / "table.tsv").touch()
+    with pytest.raises(ValueError, match=r"needs path and text .*; got an empty file"):
+        entries_of(tmp_path / "table.tsv")
+
+
+def test_paths_that_cannot_be_opened_are_examples(
     tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "table.tsv"
-    table.write_text(f"hello you\t{wav}\n" + "word " * 100 + f"\t{wav}\n")
+    table.write_text(f"gone.wav\tgo\n{'word ' * 100}\t{wav}\n")
     assert prepare(table, tmp_path / "out") == 1
     error = capsys.readouterr().err
-    assert f"1 audio file not found (the first: {table}:1, {tmp_path}/hello you)" in error
+    assert f"1 audio file not found (the first: {table}:1, {tmp_path}/gone.wav)" in error
     assert f"1 audio file cannot be opened (the first: {table}:2, " in error
     assert "File name too long" in error
+
+
+def test_columns_that_are_not_read_are_named(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.tsv"
+    columns = ("path", "text", "speeker", "Splt", "lang-code", "start", "end")
+    table.write_text("\t".join(columns) + "\n" + f"{wav}\tgo\tanna\ttest\ten\t0\t1\n" * 4)
+    assert prepare(table, tmp_path / "out") == 0
+    hint = (
+        "hint: columns that are not read: speeker (did you mean `speaker`?), Splt (did you mean "
+        "`split`?), lang-code (did you mean `lang`?), start, end\n"
+    )
+    assert capsys.readouterr().out.startswith(hint)
+    assert hint in (tmp_path / "out" / "report.txt").read_text()
+    # A column that the table has is not what another one means.
+    table.write_text(f"path\ttext\tspeaker\tSpeaker ID\n{wav}\tgo\ta\t1\n")
+    source = open_source(table)[1]
+    assert unread_columns(source) == ["columns that are not read: Speaker ID"]
+    folder = tmp_path / "corpus"
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "metadata.csv").write_text(f"file_name,text,Speaker ID\n{wav},go,1\n")
+    said = "columns that are not read: Speaker ID (did you mean `speaker_id`?)"
+    assert unread_columns(open_source(folder)[1]) == [said]
+    (tmp_path / "clips").mkdir()
+    table.write_text(f"client_id\tpath\tsentence\tage\n1\t{wav}\tgo\t40\n")
+    assert unread_columns(open_source(table)[1]) == []
 
 
 def test_a_row_with_shifted_cells_has_no_unknown_split(tmp_path: Path, wav: Path) -> None:
@@ -627,10 +679,33 @@ def test_options_are_checked_before_the_work(
     assert prepare(table, tmp_path / "out", "--tokens=bpe", "--vocab-size=99", "--byte-fallback")
     error = capsys.readouterr().err
     assert "at least 261 with byte_fallback, got 99; change --vocab-size\n" in error
+    assert prepare(table, tmp_path / "out", "--tokens=word", "--byte-fallback") == 1
+    error = capsys.readouterr().err
+    assert "--byte-fallback needs --tokens unigram, bpe or char, got word" in error
     for other in ("--tokens char", "--tokens word", "--tokenizer-from none"):
         assert prepare(table, tmp_path / "out", "--vocab-size", "5", *other.split()) == 1
         expected = f"--vocab-size 5 has no effect with {other.removesuffix(' none')}: leave it out"
         assert expected in capsys.readouterr().err
+
+
+def test_language_tags_need_a_language_before_the_work(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text(f"{wav}\tgo\n" * 3)
+    with monkeypatch.context() as patched:
+        patched.setattr("pruned_rnnt.data.prepare.shard_writer.write_shard", None)
+        assert prepare(table, tmp_path / "out", "--language-tags") == 1
+    assert "--language-tags needs the languages" in capsys.readouterr().err
+    assert prepare(table, tmp_path / "out", "--language-tags", "--language=en") == 0
+
+
+def test_bytes_as_tokens_lead_to_byte_fallback(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        prepare(wav.parent, tmp_path / "out", "--tokens", "bytes")
+    assert "bytes is none of unigram, bpe, char, word: recipes of" in capsys.readouterr().err
 
 
 def test_advice_about_a_vocabulary_is_new(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pruned_rnnt.cli import main as pruned_rnnt
+from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.input.filters import cut_language
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.splits import SplitPlan, plan_splits
@@ -35,7 +36,11 @@ def test_given_splits_and_an_unknown_one(audio: Path, tmp_path: Path) -> None:
 
 def test_dev_is_drawn_if_the_source_has_none(audio: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    rows = [f"{path_of(audio, i % 6)},{text_of(i)},{'test' if i > 9 else ''}\n" for i in range(14)]
+    order = [*range(10), 0, 1, 2, 3]
+    rows = [
+        f"{path_of(audio, each)},{text_of(i)},{'test' if i > 9 else ''}\n"
+        for i, each in enumerate(order)
+    ]
     table.write_text("path,text,split\n" + "".join(rows))
     for share, wanted in (
         ("0.2", {"train": 8, "dev": 2, "test": 4}),
@@ -46,7 +51,7 @@ def test_dev_is_drawn_if_the_source_has_none(audio: Path, tmp_path: Path) -> Non
         named = "splits as the source names them; 10 utterances without a split counted as train"
         report = (folder.path / "report.txt").read_text()
         assert named in report
-        drawn = f"{named}; 2 train utterances became dev, of speakers who"
+        drawn = f"{named}; 2 recordings of train became dev, of speakers who"
         assert (drawn in report) == ("dev" in wanted)
 
 
@@ -109,12 +114,42 @@ def test_dev_drawn_from_a_named_train_has_speakers_of_its_own(audio: Path, tmp_p
 
 def test_held_out_most_limits_dev_and_test(audio: Path, tmp_path: Path) -> None:
     table = tmp_path / "table.tsv"
-    rows = [f"{path_of(audio, i % COUNT)}\t{text_of(i)}\n" for i in range(40)]
+    rows = [f"{path_of(audio, i)}\t{text_of(i)}\n" for i in range(COUNT)]
     table.write_text("".join(rows))
-    options = ["--dev-share", "0.3", "--test-share", "0.1", "--held-out-most", "5"]
+    options = ["--dev-share", "0.4", "--test-share", "0.1", "--held-out-most", "3"]
     folder = prepare(table, tmp_path / "out", *options)
     counts = {split: len(folder.cuts(split)) for split in folder.splits()}
-    assert counts == {"train": 31, "dev": 5, "test": 4}
+    assert counts == {"train": 8, "dev": 3, "test": 1}
+
+
+def test_recordings_are_in_one_split_without_speakers(audio: Path, tmp_path: Path) -> None:
+    """Readings of one file in several rows, with its path spelled in two ways."""
+    table = audio / "readings.tsv"
+    rows = [f"{'./' * (i % 2)}{path_of(audio, i % COUNT).name}\t{text_of(i)}\n" for i in range(48)]
+    table.write_text("".join(rows))
+    folder = prepare(table, tmp_path / "out", "--dev-share", "0.1", "--test-share", "0.1")
+    files = [
+        {Path(cut.recording.sources[0].source).name for cut in folder.cuts(split)}
+        for split in ("train", "dev", "test")
+    ]
+    assert [len(names) for names in files] == [8, 2, 2]
+    assert len(set().union(*files)) == COUNT
+    assert "a recording" not in (folder.path / "report.txt").read_text()
+
+
+def test_too_few_recordings_give_single_utterances(
+    audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "table.tsv"
+    rows = [f"{path_of(audio, i % 2)}\t{text_of(i)}\n" for i in range(20)]
+    table.write_text("".join(rows))
+    folder = prepare(table, tmp_path / "out")
+    assert {split: len(folder.cuts(split)) for split in folder.splits()} == {
+        "train": 18, "dev": 1, "test": 1,
+    }  # fmt: skip
+    said = "so may a recording, because recordings are too few or have too many utterances"
+    assert said in (folder.path / "report.txt").read_text()
+    assert "hint: a speaker may be in several splits, because" in capsys.readouterr().out
 
 
 def test_rows_without_audio_are_not_drawn(audio: Path, tmp_path: Path) -> None:
@@ -183,7 +218,7 @@ def test_dev_and_test_are_drawn_for_languages_without() -> None:
     assert languages_of(plan, entries, "dev") == {"th", "fr", "ja"}
     assert languages_of(plan, entries, "test") == {"ja"}
     assert [plan.split_of(e) for e in entries[:10]] == ["train"] * 9 + ["dev"]
-    drawn = "splits as the source names them; 3 train utterances became dev and test, of speakers"
+    drawn = "splits as the source names them; 3 recordings of train became dev and test, of"
     assert plan.describe().startswith(drawn)
 
 
@@ -191,8 +226,25 @@ def test_entries_with_a_problem_do_not_count() -> None:
     """As Kaldi segments of a whole corpus, of which only some have a text."""
     entries = [entry_of("", "", index) for index in range(20)]
     spoilt = [replace(entry_of("", "x", index), problem="not in text") for index in range(400)]
-    assert planned([*entries, *spoilt]).utterances == planned(entries).utterances
-    assert len(planned(entries).utterances) == 4
+    assert planned([*entries, *spoilt]).recordings == planned(entries).recordings
+    assert len(planned(entries).recordings) == 4
+
+
+def test_recordings_of_one_utterance_are_drawn_by_the_seed_of_its_id() -> None:
+    """The splits of earlier versions, whatever the files; these of one file move together."""
+    entries = [entry_of("", "", index) for index in range(3000)]
+    drawn = planned(entries)
+    ranked = sorted(entries, key=lambda entry: derived_seed("split", 1, entry.id))
+    wanted = {entry.id: "dev" if i < 300 else "test" for i, entry in enumerate(ranked[:600])}
+    assert {entry.id: drawn.split_of(entry) for entry in ranked[:600]} == wanted
+    assert Counter(map(drawn.split_of, entries)) == {"train": 2400, "dev": 300, "test": 300}
+    parts = [replace(entry, audio=f"{i // 3}.wav") for i, entry in enumerate(entries)]
+    together = planned(parts)
+    splits: defaultdict[str, set[str | None]] = defaultdict(set)
+    for entry in parts:
+        splits[entry.audio].add(together.split_of(entry))
+    assert all(len(names) == 1 for names in splits.values())
+    assert Counter(map(together.split_of, parts)) == {"train": 2400, "dev": 300, "test": 300}
 
 
 @pytest.mark.parametrize("split", ["dev", "test"])

@@ -59,6 +59,17 @@ def test_the_same_command_replaces_without_an_option(
     assert len(again.cuts("train")) == 3 * (COUNT - 2)
 
 
+@pytest.mark.parametrize("name", ["${x}", "a\x7f"])
+def test_a_folder_that_no_setting_can_name_is_refused_before_the_work(
+    name: str, audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write_table(tmp_path / "table.tsv", audio, 6)
+    for arguments in (["own", str(table)], ["lm", str(tmp_path)]):
+        error = refusal(capsys, *arguments, "--output", str(tmp_path / name))
+        assert "choose another --output: override 'data.path=" in error
+    assert list(tmp_path.iterdir()) == [table]
+
+
 def test_other_recipes_need_replace(
     audio: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import shlex
+from pathlib import Path
 
-from pruned_rnnt.config.load import load_config
-from pruned_rnnt.data.prepare.prepare_report import training_length
+import pytest
+from rich.console import Console
+
+from pruned_rnnt.config.load import load_config, value_of
+from pruned_rnnt.data.prepare.prepare_report import PrepareReport, training_length
 from pruned_rnnt.train.experiment import ExperimentConfig
 
 
@@ -37,6 +42,19 @@ def test_settings_can_be_given_to_train() -> None:
     assert config.data.max_duration == 600
     assert config.schedule.warm_up_steps == 500
     assert config.loss.warm_up_steps == 2000
+
+
+@pytest.mark.parametrize("name", ["data/d", "odd/z #b", "odd/a: b", "0x10", "it's", " x"])
+@pytest.mark.parametrize("split", ["train", "noise", "test"])
+def test_the_command_that_is_printed_names_the_folder(name: str, split: str) -> None:
+    shown = io.StringIO()
+    report = PrepareReport(recipe="own", options={})
+    report.add_split(split, [])
+    report.show(Path(name), Console(file=shown))
+    (command,) = (line for line in shown.getvalue().splitlines() if ": pruned-rnnt" in line)
+    (setting,) = (item for item in shlex.split(command) if item.startswith("data."))
+    file = "/noise_cuts.jsonl.gz" if split == "noise" else ""
+    assert value_of(setting.partition("=")[0], None, [setting]) == name + file
 
 
 def test_librispeech_is_trained_as_long_as_suggested() -> None:

@@ -115,6 +115,17 @@ def test_commonvoice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_trains(folder)
 
 
+def test_a_language_that_commonvoice_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "cv-corpus"
+    for language in ("de", "tr"):
+        corpus_layouts.make_commonvoice(source, language, 1)
+    assert pruned_rnnt(["prepare", "commonvoice", "--source", str(source), "--language=xx"]) == 1
+    error = capsys.readouterr().err
+    assert f"{source} has no folder xx of --language, but those of de, tr; recipes/" in error
+
+
 def test_musan_is_mixed_into_yesno(tmp_path: Path) -> None:
     source = corpus_layouts.make_yesno(tmp_path / "waves_yesno")
     musan = corpus_layouts.make_musan(tmp_path / "musan")

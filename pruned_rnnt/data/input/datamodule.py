@@ -81,9 +81,10 @@ class DataModule:
         self.world_size = world_size
         self.folder = PreparedFolder(Path(config.path), config.allow_commands)
         if tokenizer is None and not self.folder.path.is_dir():
+            where = "" if self.folder.path.is_absolute() else f" in {Path.cwd()}"
             raise FileNotFoundError(
-                f"data.path is {config.path}, and there is no such folder: run `pruned-rnnt "
-                "prepare` first, or name the folder that it wrote"
+                f"data.path is {config.path}, and there is no such folder{where}: run "
+                "`pruned-rnnt prepare` first, or name the folder that it wrote"
             )
         self.tokenizer = tokenizer or self.folder.tokenizer()
         self.p99_duration = 0.0

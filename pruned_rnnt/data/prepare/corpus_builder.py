@@ -95,8 +95,11 @@ def build_corpus(
 
     Raises:
         ValueError: the required split is empty (the message says why), the tokenizer cannot be
-            trained, or the output cannot be written.
+            trained, or the output cannot be written; of a `SplitPlan`, before audio is read:
+            language tags, and no utterance has a language.
     """
+    if config.language_tags and isinstance(plan, SplitPlan):
+        _check_languages({config.shard.text.language, *plan.languages})
     statistics = CorpusStatistics(whole_words=_has_whole_words(config))
     sample = _ReservoirSample(config.max_tokenizer_texts, config.seed)
     # By split: the number of each shard and the number of its manifest lines.
@@ -281,6 +284,14 @@ def _has_whole_words(config: BuildConfig) -> bool:
     return config.tokenizer.kind == "word"
 
 
+def _check_languages(languages: Iterable[str]) -> None:
+    if not any(languages):
+        raise ValueError(
+            "--language-tags needs the languages of the utterances: a column `language` or "
+            "`locale`, or --language"
+        )
+
+
 def _tokenizer(config: BuildConfig, texts: list[str], statistics: CorpusStatistics) -> Tokenizer:
     if config.tokenizer_from is not None:
         return PreparedFolder(config.tokenizer_from).tokenizer()
@@ -288,11 +299,8 @@ def _tokenizer(config: BuildConfig, texts: list[str], statistics: CorpusStatisti
     # Characters that are not in the sample of texts need a symbol too.
     missed = [c for c in sorted(statistics.characters["train"]) if c not in seen]
     languages = tuple(sorted(code for code in statistics.languages["train"] if code))
-    if config.language_tags and not languages:
-        raise ValueError(
-            "--language-tags needs the languages of the utterances: a column `language` or "
-            "`locale`, or --language"
-        )
+    if config.language_tags:
+        _check_languages(languages)
     tags = languages if config.language_tags else ()
     try:
         return train_tokenizer([*texts, *missed], replace(config.tokenizer, languages=tags))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,18 @@ class CorpusEntry:
         if not self.problem and (fault := id_fault(self.id)):
             object.__setattr__(self, "problem", "id that cannot be used")
             object.__setattr__(self, "details", f"{ascii(self.id)[:100]} {fault}")
+
+    @property
+    def recording(self) -> str:
+        """The file or command that the utterance is a part of, or the id of its recording; the
+        utterance's id if it has none."""
+        if self.cut is not None and self.cut.has_recording:
+            # An id may be only the stem of the file.
+            sources = [each.source for each in self.cut.recording.sources]
+            paths = [source for source in sources if isinstance(source, str)]
+            return "\n".join(paths) or str(self.cut.recording.id)
+        audio = self.audio if self.is_command or not self.audio else os.path.normpath(self.audio)
+        return audio or self.id
 
 
 @dataclass(frozen=True, kw_only=True)

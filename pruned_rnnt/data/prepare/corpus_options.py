@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pruned_rnnt.config.load import ConfigError, as_override, value_of
 from pruned_rnnt.data.input.prepared_folder import REPORT_NAME, PreparedFolder, check_output
 from pruned_rnnt.data.prepare.corpus_builder import BuildConfig
 from pruned_rnnt.data.prepare.corpus_entry import UtteranceLimits
@@ -92,6 +93,7 @@ def add_common_arguments(
     add_number_arguments(parser, NumberOption("seed", 42, "N", "seed of all random draws"))
     parser.add_argument(
         "--tokens",
+        type=_token_kind,
         choices=TOKENIZER_KINDS,
         default=tokenizer.kind,
         help=f"kind of symbols that the model emits (default {tokenizer.kind})",
@@ -112,6 +114,15 @@ def add_common_arguments(
         metavar="DIR",
         help="copy the tokenizer of this prepared folder or run instead of training one",
     )
+
+
+def _token_kind(text: str) -> str:
+    if text in ("byte", "bytes"):
+        raise argparse.ArgumentTypeError(
+            f"{text} is none of {', '.join(TOKENIZER_KINDS)}: recipes of recorded speech have "
+            "--byte-fallback, which adds bytes to any of these but word"
+        )
+    return text
 
 
 def check_before_work(recipe: str, options: argparse.Namespace) -> None:
@@ -237,6 +248,8 @@ def build_config(recipe: str, options: argparse.Namespace) -> BuildConfig:
                 f"--{option.replace('_', '-')} needs a new tokenizer, and --tokenizer-from copies "
                 "one: leave one out"
             )
+    if options.byte_fallback and options.tokens == "word":
+        raise ValueError("--byte-fallback needs --tokens unigram, bpe or char, got word")
     check_before_work(recipe, options)
     return BuildConfig(
         shard=ShardConfig(
@@ -285,10 +298,15 @@ def check_replaceable(recipe: str, options: argparse.Namespace) -> None:
     """Checks that `options.output` may be written.
 
     Raises:
-        ValueError: it contains files other than prepared data; or, without `options.replace`, data
-            prepared by another recipe, from another source, or with other options.
+        ValueError: no setting can name it; it contains files other than prepared data; or, without
+            `options.replace`, data prepared by another recipe, from another source, or with other
+            options.
     """
     output: Path = options.output
+    try:
+        value_of("data.path", overrides=[as_override("data.path", output)])
+    except ConfigError as error:
+        raise ValueError(f"choose another --output: {error}") from error
     check_output(output)
     if options.replace or not (output / REPORT_NAME).is_file():
         return

@@ -24,7 +24,7 @@ from pruned_rnnt.data.prepare.corpus_options import (
     build_config,
 )
 from pruned_rnnt.data.prepare.corpus_recipe import corpus_report
-from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source
+from pruned_rnnt.data.prepare.own_sources import FolderSource, open_source, unread_columns
 from pruned_rnnt.data.prepare.splits import SingleSplit, SplitPlan, plan_splits
 from pruned_rnnt.data.tokens.text_normalisation import TextConfig
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig
@@ -62,7 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for split in ("dev", "test"):
         text = f"fraction of the utterances to draw for {split} if SOURCE has no splits"
         add_number_arguments(parser, NumberOption(f"{split}-share", 0.05, "P", text))
-    text = "draw at most N utterances each for dev and test, twice that if whole speakers are drawn"
+    text = (
+        "draw at most N utterances each for dev and test, twice that if whole speakers or "
+        "recordings are drawn"
+    )
     add_number_arguments(parser, NumberOption("held-out-most", 5000, "N", text))
     parser.add_argument(
         "--only-test",
@@ -98,9 +101,9 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         allow_commands=options.allow_commands,
     )
     entries = DuplicateIdMarker(source)
-    console.print(
-        f"{options.source}: {kind}, counting utterances ...", markup=False, soft_wrap=True
-    )
+    hints = [f"hint: {said}" for said in unread_columns(source)]
+    for line in (*hints, f"{options.source}: {kind}, counting utterances ..."):
+        console.print(line, markup=False, soft_wrap=True)
     plan: SplitPlan | SingleSplit
     if options.only_test:
         plan, config = SingleSplit("test"), replace(config, required_split="test")
@@ -112,8 +115,10 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
             max_held_out=options.held_out_most,
             seed=options.seed,
         )
+        if plan.utterances:
+            console.print(f"hint: {plan.describe()}", markup=False, soft_wrap=True)
     report = corpus_report("own", options, licence, kind=kind, splits_by=plan.describe())
-    note = f"from {options.source} ({kind})"
+    notes = [f"from {options.source} ({kind})", *hints]
     build_corpus(
         options.output,
         entries.marked(),
@@ -121,7 +126,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         config,
         report,
         console,
-        notes=[note],
+        notes=notes,
         total=entries.count,
     )
     console.print(

@@ -123,6 +123,20 @@ def open_source(
     return "table", TableSource(path, data_root)
 
 
+def unread_columns(source: Iterable[CorpusEntry]) -> list[str]:
+    """What `TableSource.unread_columns` says of each table of a source that differs.
+
+    Common Voice's tables are left out, because their other columns are known.
+    """
+    if isinstance(source, _SplitFolders):
+        said = [line for each in source.sources.values() for line in unread_columns(each)]
+        return list(dict.fromkeys(said))
+    table = source.source if isinstance(source, _ListedFolder) else source
+    if not isinstance(table, TableSource) or _is_clips_table(table.path):
+        return []
+    return list(filter(None, [table.unread_columns()]))
+
+
 def _listed_by_metadata(folder: Path) -> Iterable[CorpusEntry] | None:
     """The source of the metadata files in `folder` or in its split folders; None without any."""
     whole = _metadata_source(folder)

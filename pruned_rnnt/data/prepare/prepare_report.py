@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pruned_rnnt.config.load import as_override
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
@@ -209,13 +210,14 @@ class PrepareReport:
         return lines
 
     def _next_command(self, output: Path) -> str:
-        data = f"data.path={output}"
+        data = as_override("data.path", output)
         if "train" in self.splits:
             settings = shlex.join([data, *self.train_options])
             return f"Train: pruned-rnnt train --config {self.config or self.recipe} {settings}"
         if "noise" in self.splits:
-            noise = shlex.quote(f"data.augmentation.noise_cuts={output}/noise_cuts.jsonl.gz")
-            return f"Mix into training: pruned-rnnt train ... {noise}"
+            cuts = output / "noise_cuts.jsonl.gz"
+            noise = as_override("data.augmentation.noise_cuts", cuts)
+            return f"Mix into training: pruned-rnnt train ... {shlex.quote(noise)}"
         return f"Decode: pruned-rnnt decode RUN {shlex.quote(data)}"
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
@@ -20,6 +24,12 @@ _NO_LANGUAGE = "utterances without a language"
 _WHY_NO_SPEAKERS = (
     "because speakers are unknown, or too few or with too many utterances to hold some out"
 )
+_WHY_SHARED_RECORDINGS = (
+    "so may a recording, because recordings are too few or have too many utterances to hold some "
+    "out"
+)
+# Candidates beyond those wanted that `_draw` collects before it drops the last of them.
+_MORE_CANDIDATES = 1000
 
 
 @dataclass(frozen=True)
@@ -31,14 +41,19 @@ class SplitPlan:
     by_speaker: the languages of which whole speakers are held out, so that what is drawn from them
         shares no speaker with train in this language.
     speakers: the split of each held-out (language, speaker) of these languages.
-    utterances: the split of each held-out utterance id of the others; all else is training.
+    recordings: the split of each held-out recording of the others (`CorpusEntry.recording`).
+    utterances: the split of each held-out utterance id of languages of which no whole recordings
+        can be held out. All else is training.
+    languages: those of the utterances of train before any are held out; "" where it is unknown.
     unnamed: number of utterances without a split in languages of which the source names splits.
     """
 
     from_source: bool
     by_speaker: frozenset[str] = frozenset()
     speakers: dict[tuple[str, str], str] = field(default_factory=dict)
+    recordings: dict[str, str] = field(default_factory=dict)
     utterances: dict[str, str] = field(default_factory=dict)
+    languages: frozenset[str] = frozenset()
     unnamed: int = 0
 
     def split_of(self, entry: CorpusEntry) -> str | None:
@@ -47,7 +62,7 @@ class SplitPlan:
             return split_name(entry.split)
         if entry.language in self.by_speaker:
             return self.speakers.get((entry.language, entry.speaker), "train")
-        return self.utterances.get(entry.id, "train")
+        return self.recordings.get(entry.recording) or self.utterances.get(entry.id, "train")
 
     def describe(self) -> str:
         if self.from_source:
@@ -55,29 +70,32 @@ class SplitPlan:
             unnamed = f"; {self.unnamed} utterance{plural} without a split counted as train"
             return f"splits as the source names them{unnamed * (self.unnamed > 0)}{self._drawn()}"
         if not self.by_speaker:
-            return f"a speaker may be in several splits, {_WHY_NO_SPEAKERS}"
-        if not self.utterances:
+            return f"a speaker may be in several splits, {_WHY_NO_SPEAKERS}{self._shared()}"
+        if not (self.recordings or self.utterances):
             one = " of one language" * (len(self.by_speaker) > 1)
             return f"no speaker is in two splits{one}"
         languages = ", ".join(sorted(name or _NO_LANGUAGE for name in self.by_speaker))
         return (
             f"no speaker is in two splits of {languages}; in other languages one may be, "
-            f"{_WHY_NO_SPEAKERS}"
+            f"{_WHY_NO_SPEAKERS}{self._shared()}"
         )
+
+    def _shared(self) -> str:
+        return f"; {_WHY_SHARED_RECORDINGS}" if self.utterances else ""
 
     def _drawn(self) -> str:
         drawn = ""
-        if self.speakers:
-            count = len({speaker for _, speaker in self.speakers})
-            plural = "s" * (count > 1)
-            drawn = f"; {count} speaker{plural} of train became {_names(self.speakers.values())}"
-        if self.utterances:
-            drawn += (
-                f"; {len(self.utterances)} train utterances became "
-                f"{_names(self.utterances.values())}, of speakers who may be in train too, "
-                f"{_WHY_NO_SPEAKERS}"
-            )
-        return drawn
+        for kind, names, splits in (
+            ("speaker", {speaker for _, speaker in self.speakers}, self.speakers.values()),
+            ("recording", set(self.recordings), self.recordings.values()),
+            ("utterance", set(self.utterances), self.utterances.values()),
+        ):
+            if names:
+                plural = "s" * (len(names) > 1)
+                drawn += f"; {len(names)} {kind}{plural} of train became {_names(splits)}"
+                if kind != "speaker":
+                    drawn += f", of speakers who may be in train too, {_WHY_NO_SPEAKERS}"
+        return drawn + self._shared()
 
 
 def _names(splits: Iterable[str]) -> str:
@@ -124,17 +142,18 @@ def plan_splits(
     max_held_out: int,
     seed: int,
 ) -> SplitPlan:
-    """Reads all entries once or twice and decides their splits, language by language.
+    """Reads all entries up to three times and decides their splits, language by language.
 
     If any entry of a language names a split, the source decides; if it has no dev split, dev is
     drawn from train, because training needs a split to validate on. Otherwise dev and test are
     drawn, so that both have all languages. For utterances without a language, the splits named for
     any language count. Whole speakers are drawn until dev and test have their shares of the
     utterances. This needs a speaker for every utterance of train in this language, and enough
-    speakers that none takes more than about twice the share. Otherwise single utterances are drawn.
-    dev and test get about `max_held_out` utterances each at most, and with whole speakers twice as
-    many. Entries with a problem are neither drawn nor counted. Memory holds a count per speaker, or
-    the ids of the utterances held out.
+    speakers that none takes more than about twice the share. Otherwise whole recordings are drawn,
+    or, if these are too few or too large in the same way, single utterances. dev and test get about
+    `max_held_out` utterances each at most, and with whole speakers or recordings twice as many.
+    Entries with a problem are neither drawn nor counted. Memory holds a count per speaker, or eight
+    bytes per utterance and the names of the recordings held out.
 
     Raises:
         ValueError: shares out of range, or `max_held_out` below 1.
@@ -158,7 +177,7 @@ def plan_splits(
             blank[entry.language] += not entry.split.strip()
     by_speaker: set[str] = set()
     held_out: dict[tuple[str, str], str] = {}
-    single: dict[str, dict[str, int]] = {}
+    others: dict[str, _Wanted] = {}
     for language, own in sorted(speakers.items()):
         own_total = total if len(speakers) < 2 else own.total()
         names = named[language] if language else set().union(*named.values())
@@ -168,23 +187,37 @@ def plan_splits(
             "test": 0.0 if names else test_share,
         }
         most = max(1, round(max_held_out * own_total / total))
-        wanted = _wanted(shares, own_total, most)
-        drawn = None if "" in own else _draw_speakers(own, wanted, own_total, most, seed)
+        wanted = _Wanted(_counts(shares, own_total, most), own_total, most)
+        drawn = None if "" in own else _held_out(_shuffled(own, seed), own, wanted)
         if drawn is not None:
             by_speaker.add(language)
             held_out |= {(language, speaker): split for speaker, split in drawn.items()}
-        elif any(wanted.values()):
-            single[language] = wanted
+        elif any(wanted.counts.values()):
+            others[language] = wanted
+    recordings = _draw(entries, others, seed, lambda entry: entry.recording)
+    single = {language: others[language] for language in others.keys() - recordings.keys()}
+    utterances = _draw(entries, single, seed, lambda entry: entry.id)
     return SplitPlan(
         from_source=any(named.values()),
         by_speaker=frozenset(by_speaker),
         speakers=held_out,
-        utterances=_draw_utterances(entries, single, seed) if single else {},
+        recordings={name: split for own in recordings.values() for name, split in own.items()},
+        utterances={name: split for own in utterances.values() for name, split in own.items()},
+        languages=frozenset(speakers),
         unnamed=unnamed,
     )
 
 
-def _wanted(shares: Mapping[str, float], total: int, most: int) -> dict[str, int]:
+class _Wanted(NamedTuple):
+    """What to hold out of one language: counts, the number of utterances for each split, of
+    `total`; a split may get a whole speaker or recording more, and about twice `most` at most."""
+
+    counts: Mapping[str, int]
+    total: int
+    most: int
+
+
+def _counts(shares: Mapping[str, float], total: int, most: int) -> dict[str, int]:
     """The number of utterances to draw for each split.
 
     A tiny corpus gives its first utterance to train, the second to dev, the third to test.
@@ -195,50 +228,73 @@ def _wanted(shares: Mapping[str, float], total: int, most: int) -> dict[str, int
     }
 
 
-def _draw_speakers(
-    speakers: Counter[str], wanted: dict[str, int], total: int, most: int, seed: int
+def _shuffled(speakers: Iterable[str], seed: int) -> list[str]:
+    return sorted(speakers, key=lambda speaker: (derived_seed("split", seed, speaker), speaker))
+
+
+def _held_out(
+    order: Sequence[str], sizes: Mapping[str, int], wanted: _Wanted
 ) -> dict[str, str] | None:
-    """Fills dev, then test, with speakers in random order; None if that leaves too little."""
-    order = sorted(speakers, key=lambda speaker: (derived_seed("split", seed, speaker), speaker))
+    """Fills dev, then test, with speakers or recordings in this order; None if that leaves too
+    little. sizes: the number of utterances of each."""
     held_out: dict[str, str] = {}
-    for split, count in wanted.items():
+    for split, count in wanted.counts.items():
         taken = 0
-        for speaker in order:
+        for name in order:
             if taken >= count:
                 break
-            # A speaker with far more utterances than wanted stays in training.
-            limit = min(2 * count + 0.1 * total, 2 * most)
-            if speaker in held_out or taken + speakers[speaker] > limit:
+            # One with far more utterances than wanted stays in training.
+            limit = min(2 * count + 0.1 * wanted.total, 2 * wanted.most)
+            if name in held_out or taken + sizes[name] > limit:
                 continue
-            held_out[speaker] = split
-            taken += speakers[speaker]
+            held_out[name] = split
+            taken += sizes[name]
         if count and not taken:
             return None
-    return held_out if len(held_out) < len(speakers) else None
+    return held_out if sum(sizes[name] for name in held_out) < wanted.total else None
 
 
-def _draw_utterances(
-    entries: Iterable[CorpusEntry], wanted: Mapping[str, Mapping[str, int]], seed: int
-) -> dict[str, str]:
-    """The split of each utterance drawn, by id; wanted: by language, the number for each split.
+def _draw(
+    entries: Iterable[CorpusEntry],
+    wanted: Mapping[str, _Wanted],
+    seed: int,
+    group_of: Callable[[CorpusEntry], str],
+) -> dict[str, dict[str, str]]:
+    """By language, the split of each group drawn, without languages for which it leaves too little.
 
-    Keeps the utterances of the smallest seeds in one pass over the entries.
+    Draws utterances, those of the smallest seeds, in one pass over the entries; all others of
+    their groups come with them.
     """
-    drawn: dict[str, list[tuple[int, str]]] = {language: [] for language in wanted}
+    if not wanted:
+        return {}
+    # By language: the rank of each candidate, and a hash of the group of each utterance.
+    ranks: dict[str, dict[str, tuple[int, str]]] = {language: {} for language in wanted}
+    hashes = {language: array("q") for language in wanted}
+    most = {language: sum(each.counts.values()) for language, each in wanted.items()}
     for entry in entries:
-        if entry.problem or entry.language not in drawn or not _is_train(entry):
+        language = entry.language
+        if entry.problem or language not in wanted or not _is_train(entry):
             continue
-        heap = drawn[entry.language]
-        item = (-derived_seed("split", seed, entry.id), entry.id)
-        if len(heap) < sum(wanted[entry.language].values()):
-            heapq.heappush(heap, item)
-        else:
-            heapq.heappushpop(heap, item)
-    return {
-        name: "dev" if index < wanted[language]["dev"] else "test"
-        for language, heap in drawn.items()
-        for index, (_, name) in enumerate(sorted(heap, reverse=True))
-    }
+        own, group = ranks[language], group_of(entry)
+        rank = (-derived_seed("split", seed, entry.id), entry.id)
+        own[group] = max(rank, own.get(group, rank))
+        hashes[language].append(hash(group))
+        if len(own) > 2 * most[language] + _MORE_CANDIDATES:
+            ranks[language] = {name: own[name] for name in _first(own, most[language])}
+    drawn = {}
+    for language, own in ranks.items():
+        order = _first(own, most[language])
+        ordered = np.sort(np.frombuffer(hashes[language], dtype=np.int64))
+        ends = [np.searchsorted(ordered, [*map(hash, order)], side) for side in ("left", "right")]
+        sizes = dict(zip(order, (ends[1] - ends[0]).tolist(), strict=True))
+        held_out = _held_out(order, sizes, wanted[language])
+        if held_out is not None:
+            drawn[language] = held_out
+    return drawn
+
+
+def _first(ranks: Mapping[str, tuple[int, str]], count: int) -> list[str]:
+    return heapq.nlargest(count, ranks, key=ranks.__getitem__)
 
 
 def _is_train(entry: CorpusEntry) -> bool:

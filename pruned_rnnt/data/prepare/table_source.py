@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import re
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ _VARIABLE = re.compile(r"\$(\w+)/+")
 
 
 class _NoTableError(ValueError):
-    """The first row has one cell."""
+    """The first row is neither a header nor path and text."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class _Layout:
     has_header: the first row names the columns.
     quoted: of a table with tabs: whether quotation marks enclose cells (see `TableSource`).
     id_column: index of the utterance ids, in SpeechBrain's tables.
+    unread: the names of the columns that are not read.
     split_from_folder: the first folder of a path is its split, in Hugging Face's tables.
     """
 
@@ -60,6 +62,7 @@ class _Layout:
     has_header: bool = True
     quoted: bool = False
     id_column: int | None = None
+    unread: tuple[str, ...] = ()
     split_from_folder: bool = False
 
 
@@ -89,12 +92,12 @@ class TableSource:
     Columns such as begin_time and end_time are not read; with them, memory holds all paths.
 
     Raises:
-        ValueError: a first row with fewer than two columns, with two columns of one name, or with
-            SpeechBrain's start and stop, two parts of one file (by the columns above), rows with
-            different numbers of cells in a .csv without a header, an unclosed quotation mark, in a
-            table with tabs a line break in an enclosed text although other quotation marks do not
-            match, an encoding other than UTF-8, or `$NAME` without data_root. The message names the
-            line.
+        ValueError: a first row with fewer than two columns, that neither names path and text nor
+            begins with an audio file, with two columns of one name, or with SpeechBrain's start and
+            stop, two parts of one file (by the columns above), rows with different numbers of cells
+            in a .csv without a header, an unclosed quotation mark, in a table with tabs a line
+            break in an enclosed text although other quotation marks do not match, an encoding other
+            than UTF-8, or `$NAME` without data_root. The message names the line.
     """
 
     path: Path
@@ -181,7 +184,7 @@ class TableSource:
         if len(row) != text + 1 or len(following) != header_cells - text:
             return "", ""
         audio = following[path].strip() if path < len(following) else ""
-        if Path(audio).suffix.lower() in AUDIO_SUFFIXES or Path(self._audio(audio, 0)).is_file():
+        if self._is_audio(audio, 0):
             return "", ""
         return "text is cut by a line break", "write a space for a line break in a text"
 
@@ -195,6 +198,24 @@ class TableSource:
         except _NoTableError:
             return False
 
+    def unread_columns(self) -> str:
+        """Says which columns are not read and, of names that are almost those of a column that the
+        table lacks, what was perhaps meant; "" if all are read.
+
+        Raises ValueError as `has_header` does, and if the first row cannot be used.
+        """
+        layout = self._layout()
+        if not layout.unread:
+            return ""
+        lacking = [n for column in COLUMNS if column not in layout.columns for n in COLUMNS[column]]
+        named = []
+        for name in layout.unread:
+            spelled = re.sub(r"[\s-]+", "_", name.lower())
+            guess = difflib.get_close_matches(spelled, lacking, n=1, cutoff=0.75)
+            guess = guess or [word for word in spelled.split("_") if word in lacking]
+            named.append(f"{name} (did you mean `{guess[0]}`?)" if guess else name)
+        return f"columns that are not read: {', '.join(named)}"
+
     def _audio(self, path: str, line: int) -> str:
         variable = _VARIABLE.match(path)
         if variable is None:
@@ -205,6 +226,15 @@ class TableSource:
                 f"with the folder that replaces ${variable[1]}"
             )
         return str(self.data_root / path[variable.end() :])
+
+    def _is_audio(self, path: str, line: int) -> bool:
+        """Whether the suffix is that of audio, or the file is there."""
+        if Path(path).suffix.lower() in AUDIO_SUFFIXES:
+            return True
+        try:
+            return Path(self._audio(path, line)).is_file()
+        except OSError:  # a text that is too long for a name
+            return False
 
     def _layout(self) -> _Layout:
         with self.path.open("rb") as file:
@@ -218,13 +248,23 @@ class TableSource:
             layout = self._header_layout(names, separator)
             if layout is not None:
                 return self._with_quotes(layout)
-        cells = len(_cells(first, own, quoted=own != "\t"))
-        if cells == 1:
+        cells = _cells(first, own, quoted=own != "\t")
+        got = repr(first[:200].rstrip()) if first else "an empty file"
+        if len(cells) < 2:
             raise _NoTableError(
                 f"{self.path}:1: needs path and text separated by {_SEPARATORS[own]}, or a header "
-                f"with the columns `path` and `text`; got {first[:200].rstrip()!r}"
+                f"with the columns `path` and `text`; got {got}"
             )
-        columns = dict(zip(_UNNAMED, range(cells), strict=False))
+        path = cells[0].strip()
+        if path and not self._is_audio(path, 1):
+            accepted = " and ".join(
+                f"`{name}` (or {', '.join(COLUMNS[name][1:])})" for name in ("path", "text")
+            )
+            raise _NoTableError(
+                f"{self.path}:1: the first row needs to be a header with the columns {accepted}, "
+                f"or to begin with an audio file; got {got}"
+            )
+        columns = dict(zip(_UNNAMED, range(len(cells)), strict=False))
         return self._with_quotes(_Layout(columns, own, has_header=False))
 
     def _with_quotes(self, layout: _Layout) -> _Layout:
@@ -275,6 +315,8 @@ class TableSource:
                     f"{self.path}:1: {count} columns have the name `{lowered[index]}`: rename or "
                     "delete all but one"
                 )
+        is_speechbrain = {"ID", "wav"} <= set(names)
+        read = {*found.values(), *([names.index("ID")] if is_speechbrain else [])}
         part = part_names(lowered)
         if part == ("start", "stop"):
             raise ValueError(
@@ -282,11 +324,11 @@ class TableSource:
             )
         if part is not None:
             found["begin"] = lowered.index(part[0])
-        is_speechbrain = {"ID", "wav"} <= set(names)
         return _Layout(
             found,
             separator,
             id_column=names.index("ID") if is_speechbrain else None,
+            unread=tuple(name for i, name in enumerate(names) if name and i not in read),
             split_from_folder="split" not in found and lowered[found["path"]] == "file_name",
         )
 
