@@ -252,6 +252,25 @@ def test_train_continues_a_run(run: Path, corpus: Path, tmp_path: Path) -> None:
     assert (moved / "config.yaml").read_text().count(f"folder: {moved}") == 1
 
 
+def test_hints_can_be_typed_in_a_shell(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "it's [b]")
+    assert main(["inspect", str(copy)]) == 0
+    shown = capsys.readouterr().out
+    line = next(line for line in shown.splitlines() if line.startswith("curves: "))
+    assert shlex.split(line) == ["curves:", "pruned-rnnt", "report", str(copy)]
+
+
+def test_a_relative_data_path_is_named_with_its_folder(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["decode", str(run.resolve()), "data.path=data/d"]) != 0
+    message = f"data.path is data/d, and there is no such folder in {tmp_path}: run"
+    assert message in capsys.readouterr().err
+
+
 def test_decode_errors(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cases = [
         ("decode.split=train2", "no split 'train2'"),

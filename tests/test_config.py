@@ -187,6 +187,30 @@ def test_base_cycle_is_refused(tmp_path: Path) -> None:
         ("optimiser.=sgd", "not of the form section.key=value"),
         ("split=null", "'split' needs a text, and YAML reads yours as None"),
         ("split=[test,null]", "YAML reads yours as None"),
+        ("title=a #b", "override 'title=a #b': YAML drops '#b': write a text in quotes"),
+        ("title=#b", "YAML drops '#b'"),
+        ("title='a' #b", "YAML drops '#b'"),
+        ("names=[a] # b", "YAML drops '# b'"),
+        ("seed=3 #4", "YAML drops '#4'"),
+        ("title=a ", "YAML drops blanks at the ends"),
+        ("title= a", "YAML drops blanks at the ends"),
+        ("title= ", "YAML drops blanks:"),
+        ("title=a\nb", "YAML drops .*line breaks"),
+        ("title=--- a", "YAML drops '---'"),
+        ("title=&b", "YAML drops '&b'"),
+        ("title=&b a", "YAML drops '&b'"),
+        ("names=[&b a,*b]", "YAML drops '&b'"),
+        ("title=!!str 5", "YAML drops '!!str'"),
+        ("title=0x10", "'title' needs a text, and YAML reads yours as 16: write it in quotes"),
+        ("title=+7", "YAML reads yours as 7"),
+        ("title= 7", "YAML reads yours as 7"),
+        ("names=[a,0b1]", "YAML reads yours as 1:"),
+        ("title=a: b", "'title': takes one value, and YAML reads yours as a section: .*in quotes"),
+        ("title={a}", "YAML reads yours as a section: write a text in quotes"),
+        ("title=[a]", "'title': takes one value, not a list: write a text in quotes"),
+        ("title=*a", "cannot be read: found undefined alias; write a text in quotes"),
+        ("title=!c", "cannot be read: .* tag '!c'; write a text in quotes"),
+        ("title=@d", "cannot be read: found character that cannot .*; write a text in quotes"),
     ],
 )
 def test_errors_name_the_key(override: str, message: str) -> None:
@@ -222,6 +246,10 @@ def test_numbers_and_texts_that_yaml_reads_as_written(tmp_path: Path) -> None:
         given = load_config(Experiment, None, [f"optimiser.clip={text}"]).optimiser.clip
         assert given == (16 if text == "0x10" else float(text))
     assert load_config(Experiment, None, ["title=7"]).title == "7"
+    assert load_config(Experiment, None, ["seed= 5 ", "names=[ a b , c ]"]).names == ("a b", "c")
+    for text in ("a#b", "a:b", "a\tb", "it's", "a 'b' c", "2024-01-31", "k=v", "x[0]", "é😀"):
+        assert load_config(Experiment, None, [f"title={text}"]).title == text
+        assert as_override("title", text) == f"title={text}"
     assert load_config(Experiment, None, ["names=['no',7,'0x10']"]).names == ("no", "7", "0x10")
     texts = (
         "2024_01",
@@ -236,6 +264,15 @@ def test_numbers_and_texts_that_yaml_reads_as_written(tmp_path: Path) -> None:
         "a # b",
         "",
         "line " * 40,
+        "word " * 40 + "end",
+        " a",
+        "a: b",
+        "*a",
+        "{a}",
+        "0x10",
+        "+7",
+        "a\nb",
+        'a "b" \\ #c',
     )
     for text in texts:
         assert load_config(Experiment, None, [as_override("title", text)]).title == text

@@ -30,7 +30,7 @@ from pruned_rnnt.cli import (
 )
 from pruned_rnnt.cli.command import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from pruned_rnnt.system.allocator import end_process, end_without_collection
-from pruned_rnnt.system.console import start_logging
+from pruned_rnnt.system.console import naming_stdout, start_logging
 from pruned_rnnt.system.openmp import limit_spinning
 from pruned_rnnt.system.optional_packages import (
     MissingPackageError,
@@ -87,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with missing_packages_named():
             code: int = options.command(options, console)
         if sys.stdout is not None:  # closed by the caller
-            sys.stdout.flush()
+            with naming_stdout():
+                sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("pruned-rnnt: interrupted", file=sys.stderr)

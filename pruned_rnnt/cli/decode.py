@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 from pruned_rnnt.cli.command import (
@@ -84,5 +85,6 @@ def decode(options: argparse.Namespace, console: Console) -> int:
         else:
             decoding.decode(split, calibrating=options.calibrate)
     if options.plot is None:
-        print(f"web page of curves and errors: pruned-rnnt report {config.folder}")
+        folder = shlex.quote(str(config.folder))
+        print(f"web page of curves and errors: pruned-rnnt report {folder}")
     return 0

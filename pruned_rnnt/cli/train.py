@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -115,7 +116,7 @@ def finetune(options: argparse.Namespace, console: Console) -> int:
     if folder != options.data:
         raise UsageError(
             f"DATA is {options.data!r}, needs a folder without `data.path=`: "
-            f"`pruned-rnnt finetune {options.source} {folder}`"
+            f"`{shlex.join(['pruned-rnnt', 'finetune', options.source, folder])}`"
         )
     named = [as_override("train.init", options.source), as_override("data.path", options.data)]
     config, source = load_finetuning(options.config, [*named, *options.overrides])

@@ -21,6 +21,8 @@ _MOST_VALUES = 10_000
 _MISREAD = re.compile(r"[-+]?(0[\d_]+|\d[\d_]*(:[0-5]?\d)+(\.[\d_]*)?|\d[\d_.]*_[\d_.]*)")
 # Texts without this have no such number. Reading the tokens of a long file takes a while.
 _MAY_BE_MISREAD = re.compile(r"\b0\d|\d:\d|\d_")
+_IN_A_SHELL = "(in a shell in two kinds of them: '\"...\"')"
+IN_QUOTES = f"in quotes {_IN_A_SHELL}"
 
 
 class ConfigError(ValueError):
@@ -30,11 +32,13 @@ class ConfigError(ValueError):
 class Layer(NamedTuple):
     """Values of one file or override, or of a program.
 
-    source: its name in messages. values: OmegaConf's.
+    source: its name in messages. values: OmegaConf's. respelt: whole numbers that an override has
+    in another form, such as 16 for `0x10`.
     """
 
     source: str
     values: Any
+    respelt: frozenset[int] = frozenset()
 
 
 def configs_folder() -> Path:
@@ -95,9 +99,11 @@ def read_with_bases(path: Path, seen: tuple[Path, ...] = ()) -> list[Layer]:
 def parse_override(item: str) -> Layer:
     """The layer of one `section.key=value`.
 
+    The value is read as YAML; a text that YAML reads otherwise than it is typed needs quotes.
+
     Raises:
-        ConfigError: it has another form, or the value is not YAML, holds `${...}` or is a number
-            that YAML reads as another one.
+        ConfigError: it has another form, or the value is not YAML, holds `${...}`, is a number
+            that YAML reads as another one, or has parts that YAML drops, such as ` # this`.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError
@@ -108,13 +114,54 @@ def parse_override(item: str) -> Layer:
         raise ConfigError(f"{source} is not of the form section.key=value")
     try:
         values = OmegaConf.from_dotlist([item])
+        dropped, written = _dropped_and_written(text)
     except GrammarParseError as error:  # of ${...}
         raise _interpolation(source, key) from error
-    except Exception as error:
-        raise ConfigError(f"{source} cannot be read: {first_line(error)}") from error
+    except Exception as error:  # the YAML parser's own error types are not part of its interface
+        reason = getattr(error, "problem", None) or first_line(error)
+        raise ConfigError(f"{source} cannot be read: {reason}; write a text {IN_QUOTES}") from error
+    _without_interpolation(values, source)
     for _, problem in _misread_numbers(text):
-        raise ConfigError(f"{source}: {problem} (in a shell in two kinds of them: '\"...\"')")
-    return Layer(source, _without_interpolation(values, source))
+        raise ConfigError(f"{source}: {problem} {_IN_A_SHELL}")
+    read = list(_scalars(OmegaConf.to_container(values)))
+    if not dropped and any(isinstance(value, str) and value not in written for value in read):
+        dropped = "blanks at the ends and line breaks"
+    if dropped:
+        raise ConfigError(f"{source}: YAML drops {dropped}: write a text {IN_QUOTES}, or omit that")
+    numbers = (value for value in read if isinstance(value, int))
+    return Layer(source, values, frozenset(each for each in numbers if str(each) not in written))
+
+
+def _dropped_and_written(text: str) -> tuple[str, set[str]]:
+    """What YAML drops from a value, to be shown, and its texts and numbers as they are typed."""
+    import yaml
+
+    tokens = list(_tokens(text))
+    if text and not text.strip():
+        return "blanks", set()
+    end, written = 0, set()
+    for token in tokens:
+        start, stop = token.start_mark.index, token.end_mark.index
+        # What belongs to no token is a comment.
+        dropped = text[end:start].strip()
+        if not dropped and isinstance(
+            token,
+            yaml.AliasToken
+            | yaml.AnchorToken
+            | yaml.DirectiveToken
+            | yaml.DocumentEndToken
+            | yaml.DocumentStartToken
+            | yaml.TagToken,
+        ):
+            dropped = text[start:stop]
+        if dropped:
+            return repr(dropped), set()
+        end = max(end, stop)
+        if isinstance(token, yaml.ScalarToken):
+            # Between the start and the end of the stream.
+            typed = text if len(tokens) == 3 else text[start:stop]
+            written.add(typed if token.plain else token.value)
+    return "", written
 
 
 def plain_values(values: Mapping[str, Any], source: str) -> Layer:
@@ -148,7 +195,7 @@ def _without_interpolation(values: Any, source: str) -> Any:
 
     plain: Any = OmegaConf.to_container(values, resolve=False)
     for key, leaf in leaves(plain).items():
-        if any(_INTERPOLATION in text for text in _texts(leaf)):
+        if any(isinstance(each, str) and _INTERPOLATION in each for each in _scalars(leaf)):
             raise _interpolation(source, key)
     return values
 
@@ -172,15 +219,15 @@ def _interpolation(source: str, key: str) -> ConfigError:
     )
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts of a value, which may be nested."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _texts(list(value.values()))
+def _scalars(value: Any) -> Iterator[Any]:
+    """The value, or all that are in it if it is nested."""
+    if isinstance(value, Mapping):
+        yield from _scalars(list(value.values()))
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _scalars(item)
+    else:
+        yield value
 
 
 def _read_yaml(path: Path) -> Layer:
@@ -209,13 +256,22 @@ def _misread_numbers(text: str) -> Iterator[tuple[int, str]]:
 
     if not _MAY_BE_MISREAD.search(text):
         return
-    for token in yaml.scan(text):
+    for token in _tokens(text):
         if isinstance(token, yaml.ScalarToken) and token.plain and _MISREAD.fullmatch(token.value):
             yield (
                 token.start_mark.line + 1,
                 f"YAML reads {token.value} as {yaml.safe_load(token.value)!r}: write a number "
                 "without leading zeros, colons and underscores, and a text in quotes",
             )
+
+
+def _tokens(text: str) -> Iterator[Any]:
+    """The tokens of a YAML text."""
+    import yaml
+
+    # OmegaConf's choice: the loaders differ in tabs.
+    tokens: Iterator[Any] = yaml.scan(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return tokens
 
 
 def leaves(values: Mapping[Any, Any]) -> dict[str, Any]:

@@ -15,15 +15,14 @@ import copy
 import dataclasses
 import difflib
 import functools
+import json
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pruned_rnnt.config.files import (
-    ConfigError as ConfigError,
-)
-from pruned_rnnt.config.files import (
+    IN_QUOTES,
     Layer,
     config_file,
     did_you_mean,
@@ -32,6 +31,9 @@ from pruned_rnnt.config.files import (
     parse_override,
     plain_values,
     read_with_bases,
+)
+from pruned_rnnt.config.files import (
+    ConfigError as ConfigError,
 )
 
 ConfigT = TypeVar("ConfigT")
@@ -53,7 +55,8 @@ def load_config(
         base: name and nested values of a layer between the defaults and the file.
         yaml_path: file with differences from the defaults, or the name of a packaged one (`own`
             for configs/own.yaml), or None.
-        overrides: each `section.key=value`; the value is read as YAML.
+        overrides: each `section.key=value`; the value is read as YAML, and refused if YAML drops a
+            part of it, or reads a text otherwise than it is typed: such a text needs quotes.
         is_run: the file is that of a run that is not trained further: settings that this version
             has no more are skipped.
 
@@ -119,8 +122,12 @@ def value_as_yaml(key: str, value: Any) -> str:
 
 
 def as_override(key: str, value: str | Path) -> str:
-    """`section.key=value`, the value in quotes where YAML would not read it as a text."""
-    return f"{key}={value_as_yaml('x', str(value))[3:]}"
+    """`section.key=value`, the value in quotes where YAML would not read it as this text."""
+    text = str(value)
+    with suppress(ConfigError):
+        if parse_override(f"x={text}").values.x == text:
+            return f"{key}={text}"
+    return f"{key}={json.dumps(text, ensure_ascii=False)}"
 
 
 def plain_yaml(values: Mapping[str, Any]) -> str:
@@ -158,7 +165,7 @@ def _merge(cls: type[ConfigT], layers: list[Layer]) -> ConfigT:
     # Copied once: OmegaConf.merge copies all settings for each layer.
     merged = copy.deepcopy(start)
     for layer in layers:
-        source, values = layer
+        source, values, *_ = layer
         _restore_words(start, layer)
         try:
             merged = OmegaConf.unsafe_merge(merged, values)
@@ -179,14 +186,18 @@ def _restore_words(start: Any, layer: Layer) -> None:
     Nothing is an empty text only where that is the default: `train.folder=` is a mistake.
 
     Raises:
-        ConfigError: a text, also in a list, may have been another one, as 1.1 for 1.10, False for
-            no, or None for null.
+        ConfigError: a text, also in a list, may have been another one, as 1.1 for 1.10, 16 for
+            0x10, False for no, or None for null.
     """
     from omegaconf import OmegaConf
 
     for key, value in _leaves(OmegaConf.to_container(layer.values)).items():
         items = value if _is_list(value) else [value]
-        misread = [item for item in items if item is None or isinstance(item, bool | float)]
+        misread = [
+            item
+            for item in items
+            if item is None or isinstance(item, bool | float) or item in layer.respelt
+        ]
         if not misread:
             continue
         default = _select(start, key)
@@ -199,7 +210,7 @@ def _restore_words(start: Any, layer: Layer) -> None:
         elif needs_text and _fits(start, key, value):
             raise ConfigError(
                 f"{layer.source}: '{key}' needs a text, and YAML reads yours as {misread[0]!r}: "
-                "write it in quotes (in a shell in two kinds of them: '\"...\"')"
+                f"write it {IN_QUOTES}"
             )
 
 
@@ -219,7 +230,7 @@ def _defaults(cls: type, layers: list[Layer]) -> Any:
         section, _, name = key.rpartition(".")
         choices = [
             (source, node)
-            for source, values in layers
+            for source, values, *_ in layers
             if isinstance(node := OmegaConf.select(values, key), MutableMapping) and "kind" in node
         ]
         for source, node in choices:
@@ -286,7 +297,7 @@ def _drop_removed(cls: type, layers: list[Layer], *, refuse: bool) -> None:
         for prefix, section in _sections(cls)
         for name, removed in getattr(section, "REMOVED", {}).items()
     ]
-    for source, values in layers:
+    for source, values, *_ in layers:
         for prefix, name, removed in removals:
             node = OmegaConf.select(values, prefix[:-1]) if prefix else values
             if not isinstance(node, MutableMapping) or name not in node:
@@ -368,11 +379,14 @@ def _reason(start: Any, values: Any, key: str, error: Exception) -> str:
     if _is_list(wanted) and not _is_list(given):
         example = "a, b" if given is None or isinstance(given, bool) else given
         return f"needs a list, such as {key}=[{example}]"
+    if isinstance(given, Mapping):
+        return f"takes one value, and YAML reads yours as a section: write a text {IN_QUOTES}"
     reason = first_line(error)
     if "does not match type hint length" in reason:
         return f"needs {reason.rpartition(' ')[2]} values, got {len(given)}"
     if "ListConfig" in reason:
-        return "takes one value, not a list"
+        advice = f": write a text {IN_QUOTES}" if isinstance(wanted, str) else ""
+        return f"takes one value, not a list{advice}"
     if "$VALUE" in reason and _is_list(given):  # OmegaConf's placeholders
         wrong = next((x for x in given if not _fits(start, key, [x] * len(given))), given)
         kind = type(wrong).__name__

@@ -68,6 +68,16 @@ def _own_stderr() -> TextIO | None:
     return os.fdopen(number, "w", buffering=1, encoding=encoding, errors=errors)
 
 
+@contextmanager
+def naming_stdout() -> Iterator[None]:
+    """Errors of writing to standard output name it, as those of files do."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
 class ProgressBar:
     """A progress bar; without a terminal it does nothing."""
 

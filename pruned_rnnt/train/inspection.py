@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -147,7 +148,8 @@ def inspect_run(folder: Path, console: Console) -> None:
             console.print(f"result {result.stem}: {found.metric} {rate}")
     if chain is not None:
         show_chain(chain, console)
-    console.print(f"curves: pruned-rnnt report {folder}")
+    report = f"curves: pruned-rnnt report {shlex.quote(str(folder))}"
+    console.print(report, markup=False, soft_wrap=True)
 
 
 def show_chain(chain: Chain, console: Console) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,7 +18,7 @@ from pruned_rnnt.model.parameter_values import describe_broken
 from pruned_rnnt.model.saved_file import describe_unreadable
 from pruned_rnnt.train.engine import trainer as engine
 from pruned_rnnt.train.engine.checkpoint import CheckpointFolder
-from pruned_rnnt.train.engine.distributed import Ranks
+from pruned_rnnt.train.engine.distributed import Ranks, launcher_number
 from pruned_rnnt.train.engine.report import BatchSize
 from pruned_rnnt.train.engine.train_config import TrainConfig
 from pruned_rnnt.train.optim.optimiser import OptimiserConfig
@@ -249,7 +248,7 @@ def _check_settings(settings: TrainConfig, *, has_validation: bool) -> None:
             raise ValueError(
                 f"settings.{name} is {getattr(settings, name)}, which needs the argument validate"
             )
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    processes = launcher_number("WORLD_SIZE", 1)
     if processes > 1:
         raise ValueError(
             f"WORLD_SIZE is {processes}: this Trainer trains in one process; `pruned-rnnt train` "

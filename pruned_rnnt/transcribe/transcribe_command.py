@@ -17,7 +17,7 @@ from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES, seconds_in_header
 from pruned_rnnt.decode.word_times import ctm_name
 from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.run.folder import require_writable
-from pruned_rnnt.system.console import progress_bar
+from pruned_rnnt.system.console import naming_stdout, progress_bar
 from pruned_rnnt.system.folders import files_below
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.usage_errors import UsageError
@@ -134,7 +134,8 @@ def print_live(stream: Stream, source: RawSource, layout: RawLayout | None = Non
         print(mark_text(mark), file=sys.stderr, flush=True)
 
     for text in transcribe_raw(stream, source, show, layout):
-        print(text, end="", flush=True)
+        with naming_stdout():
+            print(text, end="", flush=True)
 
 
 def run_transcribe(
@@ -185,7 +186,8 @@ def write_transcript(result: Transcription, item: AudioInput, options: argparse.
     name = item.name if options.format == "ctm" else str(item.path)
     text = transcript(result, name, options.format, options.times)
     if options.output is None:
-        print(text, end="", flush=True)
+        with naming_stdout():
+            print(text, end="", flush=True)
         return True
     target = _target(item, options)
     try:
@@ -264,9 +266,9 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         settings: `decode.key=value`.
 
     Raises:
-        UsageError: options exclude each other, standard input is closed, a folder has no audio
-            files, two audio files would be written to the same transcript, or a transcript would
-            replace what is not a file.
+        UsageError: options exclude each other, standard input or output is closed, a folder has no
+            audio files, two audio files would be written to the same transcript, or a transcript
+            would replace what is not a file.
     """
     live = options.microphone or options.audio == ["-"]
     if live and options.strict:
@@ -286,6 +288,11 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         raise UsageError("- (standard input) cannot be combined with audio files")
     if "-" in options.audio and sys.stdin is None:
         raise UsageError("- is standard input, which is closed: pipe samples to it")
+    if options.output is None and sys.stdout is None:
+        raise UsageError(
+            "the text is printed to standard output, which is closed: redirect it, or write the "
+            "transcripts of audio files with --output FOLDER"
+        )
     if live and (options.format != "text" or options.output or options.times):
         raise UsageError(
             "--format, --output and --times need audio files: live audio is printed as text"

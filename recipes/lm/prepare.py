@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pruned_rnnt.config.load import as_override
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.lm_texts import write_texts
 from pruned_rnnt.data.input.prepared_folder import (
@@ -109,7 +110,7 @@ def prepare(options: argparse.Namespace, console: Console) -> None:
         )
     console.print(
         f"wrote {options.output}\nTrain: pruned-rnnt train --config lm "
-        + shlex.quote(f"data.path={options.output}"),
+        + shlex.quote(as_override("data.path", options.output)),
         markup=False,
         soft_wrap=True,
     )

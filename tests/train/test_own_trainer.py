@@ -827,6 +827,15 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="WORLD_SIZE is 2: this Trainer trains in one process"):
         trainer(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ValueError, match="WORLD_SIZE is 'two' in the environment, needs a whole"):
+        trainer(tmp_path)
+
+
+def test_an_empty_number_of_processes_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "")
+    with process_group() as ranks:
+        assert ranks.world_size == 1
 
 
 def test_commands_refuse_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

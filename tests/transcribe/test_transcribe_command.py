@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -412,6 +413,25 @@ def test_closed_standard_streams(
     command = ["transcribe", str(model), str(tmp_path / "a.wav"), "--output", str(tmp_path / "o")]
     assert main(command) == 0
     assert (tmp_path / "o/a.txt").exists()
+    for source in (str(tmp_path / "a.wav"), "--microphone"):
+        assert main(["transcribe", str(model), source]) == EXIT_USAGE
+        assert "printed to standard output, which is closed" in capsys.readouterr().err
+
+
+def test_a_full_standard_output_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soundfile.write(tmp_path / "a.wav", sound(1.0), 16000)
+    command = ["transcribe", str(model), str(tmp_path / "a.wav")]
+    expected = "pruned-rnnt transcribe: [Errno 28] No space left on device: 'standard output'\n"
+    for options in ([], ["--output", str(tmp_path / "o")]):
+        code = 0
+        # Closing it fails, too.
+        with suppress(OSError), Path("/dev/full").open("w") as full:
+            monkeypatch.setattr(sys, "stdout", full)
+            code = main([*command, *options])
+        assert code == EXIT_FAILED
+        assert capsys.readouterr().err == expected
 
 
 @pytest.mark.usefixtures("ctrl_c")

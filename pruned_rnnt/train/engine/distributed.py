@@ -55,31 +55,46 @@ class Ranks:
         return values
 
 
+def launcher_number(name: str, unset: int) -> int:
+    """A number that torchrun sets in the environment; `unset` if it is not set, or empty.
+
+    Raises:
+        ValueError: it is not a whole number.
+    """
+    text = os.environ.get(name) or str(unset)
+    if not text.isdecimal():
+        raise ValueError(
+            f"{name} is {text!r} in the environment, needs a whole number: torchrun sets it, and "
+            "without torchrun it must not be set"
+        )
+    return int(text)
+
+
 @contextmanager
 def process_group() -> Iterator[Ranks]:
     """Join the other processes of a torchrun launch; without torchrun there is one process.
 
     Raises:
         ValueError: there are more processes than GPUs on this machine, and PRUNED_RNNT_SHARE_GPUS
-            is not 1; or WORLD_SIZE is set without RANK.
+            is not 1; WORLD_SIZE is set without RANK; or one of these is not a number.
     """
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size = launcher_number("WORLD_SIZE", 1)
     if world_size == 1:
         yield Ranks()
         return
-    if "RANK" not in os.environ:
+    if not os.environ.get("RANK"):
         raise ValueError(
             f"WORLD_SIZE is {world_size}, and RANK is not set: start with torchrun, or unset "
             "WORLD_SIZE to train in one process"
         )
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_rank = launcher_number("LOCAL_RANK", 0)
     backend = "gloo"
     if torch.cuda.is_available():
         # Gradients on GPUs go over NCCL; counts and flags, which are on the CPU, over gloo.
         backend = "cpu:gloo,cuda:gloo" if _shares_gpus() else "cpu:gloo,cuda:nccl"
         local_rank %= torch.cuda.device_count()
         torch.cuda.set_device(local_rank)
-    ranks = Ranks(rank=int(os.environ["RANK"]), world_size=world_size, local_rank=local_rank)
+    ranks = Ranks(rank=launcher_number("RANK", 0), world_size=world_size, local_rank=local_rank)
     store, _, _ = next(rendezvous("env://"))
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         # torchrun on one machine keeps its store when it restarts processes: without a prefix they
@@ -98,7 +113,7 @@ def _shares_gpus() -> bool:
     Raises:
         ValueError: it has, and PRUNED_RNNT_SHARE_GPUS is not 1.
     """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    processes = launcher_number("LOCAL_WORLD_SIZE", 1)
     gpus = torch.cuda.device_count()
     if processes <= gpus:
         return False

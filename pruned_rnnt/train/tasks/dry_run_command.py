@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -106,10 +105,11 @@ def run_dry_run(
         ValueError: a search on a CPU without a limit or where peaks of memory cannot be measured,
             or several processes of torchrun.
     """
+    from pruned_rnnt.train.engine.distributed import launcher_number
     from pruned_rnnt.train.engine.train_config import pick_device
     from pruned_rnnt.train.tasks.dry_run import DryRun
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launcher_number("WORLD_SIZE", 1) > 1:
         raise ValueError(
             f"{options.check} tries the batches of a single process: start it without torchrun"
         )
