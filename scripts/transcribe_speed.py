@@ -51,6 +51,7 @@ from pruned_rnnt.system.allocator import keep_freed_memory
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.transcribe.audio_recogniser import AudioRecogniser
 from pruned_rnnt.transcribe.recogniser import Recogniser
+from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.transcribe_command import AudioInput, run_transcribe
 from scripts.benchmark.results import FOLDER, commit, machine
 from scripts.documented_parser import documented_parser
@@ -139,7 +140,9 @@ def random_recogniser(
     emit_symbols(model, features_NTF)
     model.to(device)
     choose_passes(decode, model)
-    return Recogniser(model, tokenizer, decode=decode)
+    # Its texts of noise say nothing, and would have most of the noise decoded again.
+    segments = SegmentConfig(lost_speech="ignore")
+    return Recogniser(model, tokenizer, decode=decode, segments=segments)
 
 
 def transcribe(
