@@ -156,7 +156,9 @@ class PrunedTransducerLoss(nn.Module):
         done = 1.0
         if step is not None:
             step = checks.check_at_least("step", step, 0)
-            done = min(step / self.warm_up_steps, 1.0) if self.warm_up_steps > 0 else 1.0
+            if self.warm_up_steps > 0:
+                # Of whole numbers: inductor of torch 2.11 truncates a minimum of fractions.
+                done = min(step, self.warm_up_steps) / self.warm_up_steps
         elif self.training and self.warm_up_steps > 0:
             raise TypeError(
                 "step is None; it must be an integer in training, the number of optimiser steps "
