@@ -157,7 +157,7 @@ class PrunedTransducerLoss(nn.Module):
         if step is not None:
             step = checks.check_at_least("step", step, 0)
             if self.warm_up_steps > 0:
-                # Of whole numbers: inductor of torch 2.11 truncates a minimum of fractions.
+                # A minimum of integers, because inductor (torch 2.11) truncates one of fractions.
                 done = min(step, self.warm_up_steps) / self.warm_up_steps
         elif self.training and self.warm_up_steps > 0:
             raise TypeError(

@@ -11,11 +11,11 @@
 namespace pruned_rnnt {
 namespace {
 
-// Zero in place of what adds nothing to a sum of gradients. The occupancies of a trained model fall
-// to subnormal numbers off its path, and Intel's processors take more than twice as long for the
-// matrix products of such gradients.
+// Replaces by zero what adds nothing to a sum of gradients. Off its path, the occupancies of a
+// trained model become subnormal, and the matrix products of such gradients take Intel's processors
+// more than twice as long.
 template <typename real>
-PRUNED_RNNT_INLINE real without_subnormal(real x) {
+PRUNED_RNNT_INLINE real without_tiny(real x) {
   // Far enough above the smallest normal number that products with weights are normal, too.
   constexpr real least = std::numeric_limits<real>::min() * (1 << 27);
   return std::fabs(x) < least ? real(0) : x;
@@ -32,14 +32,14 @@ struct SoftmaxGradient {
         real unit = weight * exp_of_nonpositive(static_cast<real>(x[v]) - lse);
         unit = unit > clamp ? clamp : unit;
         unit = unit < -clamp ? -clamp : unit;
-        gradient[v] = static_cast<scalar>(without_subnormal(unit * scale));
+        gradient[v] = static_cast<scalar>(without_tiny(unit * scale));
       }
     } else {
       const real factor = weight * scale;
 #pragma omp simd
       for (int64_t v = 0; v < size; ++v) {
         const real unit = factor * exp_of_nonpositive(static_cast<real>(x[v]) - lse);
-        gradient[v] = static_cast<scalar>(without_subnormal(unit));
+        gradient[v] = static_cast<scalar>(without_tiny(unit));
       }
     }
   }
@@ -92,7 +92,7 @@ void gradient_row(const scalar* x, int64_t V, int64_t blank, int32_t target, Log
                   real lse, real emit, real stay, real clamp, real scale, scalar* gradient) {
   const auto finish = [&](real unit) {
     if (clamp > 0) unit = std::max(-clamp, std::min(clamp, unit));
-    return static_cast<scalar>(without_subnormal(unit * scale));
+    return static_cast<scalar>(without_tiny(unit * scale));
   };
   const real blank_logit = static_cast<real>(x[blank]);
   const real target_logit = target >= 0 ? static_cast<real>(x[target]) : real(0);

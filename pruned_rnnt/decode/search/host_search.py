@@ -12,7 +12,7 @@ from torch import Tensor
 from pruned_rnnt.loss.joiner import changed_part
 from pruned_rnnt.model.predictor import StatelessPredictor
 from pruned_rnnt.model.speech_model import TransducerModel
-from pruned_rnnt.ops.common.library import separate_outputs
+from pruned_rnnt.ops.common.library import new_outputs
 from pruned_rnnt.ops.common.plain_layers import plain_parameters
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.search.search_frames import BeamState, BeamSteps, SearchModel, beam_frames
@@ -74,7 +74,7 @@ class HostBeam:
         shape = (batch, frames, start.score.size(1))
         # The op changes the state in place, and needs contiguous tensors.
         self.state = BeamState(*(x.clone(memory_format=torch.contiguous_format) for x in start))
-        parent_NTB, symbol_NTB = separate_outputs(2, am_NTD, shape, torch.int64)
+        parent_NTB, symbol_NTB = new_outputs(2, am_NTD, shape, torch.int64)
         self.steps = BeamSteps(parent_NTB, symbol_NTB, start.score.new_empty(shape))
 
     @property

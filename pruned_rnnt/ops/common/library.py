@@ -110,15 +110,19 @@ def _declared(name: str, hint: Any, outputs: Iterator[str]) -> Iterator[str]:
     yield f"{_SCHEMA_TYPES[required]}{alias}{optional} {name}"
 
 
-def separate_outputs(
+def new_outputs(
     count: int, like: Tensor, shape: Sequence[int], dtype: torch.dtype
-) -> list[Tensor]:
-    """Uninitialised outputs of an op, on the device of `like`.
+) -> Sequence[Tensor]:
+    """Uninitialised tensors for the outputs of an op, on the device of `like`.
 
-    Parts of one allocation would take the host less time, but inductor (torch 2.11 to 2.13) has an
-    op write all of them to the first part if sizes are dynamic.
+    They are parts of one allocation, which takes the host less time, but not while a compiler
+    traces: with dynamic sizes, inductor (torch 2.11 to 2.13) makes an op write all of them into
+    the first part.
     """
-    return [like.new_empty(shape, dtype=dtype) for _ in range(count)]
+    # Functions that are opaque to Dynamo may not know that it compiles; their tensors are fake.
+    if type(like) is not Tensor or torch.compiler.is_compiling():
+        return [like.new_empty(shape, dtype=dtype) for _ in range(count)]
+    return like.new_empty((count, *shape), dtype=dtype).unbind(0)
 
 
 def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:

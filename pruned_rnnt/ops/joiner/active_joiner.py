@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.autograd import refuses_second_derivative
-from pruned_rnnt.ops.common.library import Out, accumulator, op, separate_outputs
+from pruned_rnnt.ops.common.library import Out, accumulator, new_outputs, op
 from pruned_rnnt.ops.common.matrix_products import (
     can_multiply_first_rows,
     column_sums,
@@ -215,7 +215,7 @@ def _raise_if_out_of_memory(like: Tensor, *sizes: int) -> None:
 def _scores(inputs: JoinerInputs, plan: JoinerPlan, active_plan: ActivePlan) -> RowLogProbs:
     """px, py and lse (R) acc of all rows."""
     am, (columns, width), chunk_rows = inputs.am, inputs.weight.shape, plan.largest
-    scores = RowLogProbs(*separate_outputs(3, am, (plan.rows,), accumulator(am.dtype)))
+    scores = RowLogProbs(*new_outputs(3, am, (plan.rows,), accumulator(am.dtype)))
     if not active_plan.rows_on_device:
         workspace = Workspace(am.new_empty(chunk_rows, width), am.new_empty(chunk_rows, columns))
         fused_log_probs(inputs, *plan, workspace, scores, None)

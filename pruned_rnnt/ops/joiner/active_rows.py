@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pruned_rnnt.ops.common.library import Out, op, separate_outputs
+from pruned_rnnt.ops.common.library import Out, new_outputs, op
 from pruned_rnnt.ops.common.row_geometry import LatticeRows, Nodes
 from pruned_rnnt.ops.joiner.joiner_rows import activated, add_gradients
 from pruned_rnnt.ops.joiner.log_probs import RowStatistics, unit_gradient
@@ -136,7 +136,7 @@ def active_rows(
     def numbers(*shape: int) -> Tensor:
         return statistics.gx.new_empty(shape, dtype=torch.int32)
 
-    of_chunks = separate_outputs(3, statistics.gx, (chunks + 1,), torch.int32)
+    of_chunks = new_outputs(3, statistics.gx, (chunks + 1,), torch.int32)
     active = ActiveRows(numbers(count), numbers(count + 1), *of_chunks)
     block_ends = numbers(chunks, blocks)
     list_active_rows(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
-from pruned_rnnt.ops.common.library import accumulator, separate_outputs
+from pruned_rnnt.ops.common.library import accumulator, new_outputs
 from pruned_rnnt.ops.common.matrix_products import can_count_rows, product_dtype
 from pruned_rnnt.ops.common.row_geometry import fitting_splits
 from pruned_rnnt.ops.common.utterances import PackedRows, Utterances
@@ -67,7 +67,7 @@ class _FusedLoss(torch.autograd.Function):
         new, acc = inputs.am.new_empty, accumulator(inputs.am.dtype)
         duration_logits = None if tdt is None else new((plan.rows, len(tdt.durations)), dtype=acc)
         workspace = _workspace(inputs, plan)
-        scores = RowLogProbs(*separate_outputs(3, inputs.am, (plan.rows,), acc))
+        scores = RowLogProbs(*new_outputs(3, inputs.am, (plan.rows,), acc))
         fused_log_probs(inputs, *plan, workspace, scores, duration_logits)
         # Its chunk is for the first backward pass.
         ctx.workspace = None if torch.compiler.is_compiling() else workspace

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pruned_rnnt.ops.common.autograd import opaque_to_compile, refuses_second_derivative
-from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator, separate_outputs
+from pruned_rnnt.ops.common.library import LOG_ZERO, accumulator, new_outputs
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.joiner.log_probs import (
     LOG_PROBS,
@@ -68,7 +68,9 @@ class _RowLoss(torch.autograd.Function):
         options, acc = recursion.loss, accumulator(logits.dtype)
         # Here and not before: the view would be a node of autograd's graph.
         flat = logits.view(-1, logits.shape[-1])
-        px, py, lse, gx, gy = separate_outputs(5, logits, flat.shape[:1], acc)
+        # By those that backward needs and the others.
+        px, py = new_outputs(2, logits, flat.shape[:1], acc)
+        lse, gx, gy = new_outputs(3, logits, flat.shape[:1], acc)
         outputs = RowLogProbs(px, py, lse)
         log_probs(flat, targets, rows, 0, options.blank, options.normalization, outputs)
         ctx.duration_dtype = logits.dtype if duration_logits is None else duration_logits.dtype

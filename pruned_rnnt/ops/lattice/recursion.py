@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import separate_outputs
+from pruned_rnnt.ops.common.library import new_outputs
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.lattice.lattice import LatticeSums, band_lattice, split_workspace
 from pruned_rnnt.ops.lattice.tdt_lattice import TdtOptions, TdtSums, tdt_lattice, tdt_workspace
@@ -76,7 +76,7 @@ def run_recursion(
     occupancies: memory for gx and gy, of the shape of px; None for new ones.
     """
     tdt, total = recursion.tdt, px.new_empty(rows.logit_lengths.shape)
-    gx, gy = occupancies or separate_outputs(2, px, px.shape, px.dtype)
+    gx, gy = occupancies or new_outputs(2, px, px.shape, px.dtype)
     if tdt is None or recursion.ignores_durations:
         utterances = total.shape[0]
         frames = utterances * rows.frames

@@ -18,7 +18,7 @@ from pruned_rnnt.ops.common.autograd import (
     refuses_second_derivative,
     with_occupancies,
 )
-from pruned_rnnt.ops.common.library import NEG_INF, accumulator, separate_outputs
+from pruned_rnnt.ops.common.library import NEG_INF, accumulator, new_outputs
 from pruned_rnnt.ops.common.row_geometry import LatticeRows
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.joiner.log_probs import duration_gradient
@@ -113,7 +113,7 @@ def row_exponentials(am: Tensor, lm: Tensor, batch: TargetsAndLengths) -> RowExp
     def exponentials(
         x: Tensor, lengths: Tensor, extra: int, parts: int, rows: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        row_max, row_lse = separate_outputs(2, x, x.shape[:2], acc)
+        row_max, row_lse = new_outputs(2, x, x.shape[:2], acc)
         stored = x.new_empty(
             (utterances, parts, rows, layout.padded(vocabulary)), dtype=layout.dtype
         )
@@ -154,7 +154,7 @@ def _simple_scores(
         am_lse = torch.logsumexp(am.to(acc) + log_q, dim=2)
     lm_lse = row_lse if options.scales.lm_only_scale != 0 else None
     smoothing = Smoothing(lm_lse, am_lse, log_q)
-    scores = NodeScores(*separate_outputs(3, am, (*am.shape[:2], lm.shape[1]), acc))
+    scores = NodeScores(*new_outputs(3, am, (*am.shape[:2], lm.shape[1]), acc))
     simple_log_probs(am, lm, maxima, product, smoothing, batch, options.scales, scores)
     return scores, SimpleState(maxima, exps, product, scores.logz, smoothing)
 

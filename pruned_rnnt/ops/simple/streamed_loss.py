@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from pruned_rnnt.ops.common.autograd import refuses_second_derivative, with_occupancies
-from pruned_rnnt.ops.common.library import NEG_INF, accumulator
+from pruned_rnnt.ops.common.library import NEG_INF, accumulator, new_outputs
 from pruned_rnnt.ops.common.matrix_products import column_sums, multiply_into, product_dtype
 from pruned_rnnt.ops.common.utterances import TargetsAndLengths
 from pruned_rnnt.ops.lattice.recursion import run_recursion
@@ -147,7 +147,7 @@ def _scores(
     blank, lm_only_scale, _ = options.scales
     shape = (*memory.inputs.encoder.shape[:2], memory.inputs.predictor.shape[1])
     new = memory.sides[0].new_full
-    of_tile = NodeScores(*(new(shape, 0, dtype=acc) for _ in range(3)))
+    of_tile = NodeScores(*new_outputs(3, memory.sides[0], shape, acc))
     # Sums am + lm of the symbols, then px and py.
     emit, blank_score, logz = new((3, *shape), NEG_INF, dtype=acc).unbind(0)
     lm_lse, lm_x, lm_y = new((3, shape[0], shape[2]), NEG_INF, dtype=acc).unbind(0)

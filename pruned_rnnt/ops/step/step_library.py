@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import LIBRARY, accumulator, separate_outputs
+from pruned_rnnt.ops.common.library import LIBRARY, accumulator, new_outputs
 from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
@@ -321,7 +321,7 @@ def forward(
     is_reduced = plan.reduction != "none"
     saved = encoder.new_empty(memory.saved_bytes, dtype=torch.uint8)
     work = saved.new_empty(memory.work_bytes)
-    gx, gy = separate_outputs(2, saved, (N, T, W), acc)
+    gx, gy = new_outputs(2, saved, (N, T, W), acc)
     start = saved.new_empty((N, T), dtype=torch.int32)
     shape = () if is_reduced else (N,)
     total = saved.new_empty(shape, dtype=acc)
