@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ _MOST_CHARACTERS = 80
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 # Line breaks, other control characters and surrogates.
 _LINE_BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# At the end of a segment, what belongs to the word that follows: opening brackets and quotation
+# marks, hyphens, and apostrophes; and the symbols among which its last letter is looked for.
+_BEFORE_A_WORD = ("Ps", "Pi", "Pd")
+_APOSTROPHES = "'\u2019"
+_LOOK_BACK = 8
 # Characters to read of a line; the path of an audio file is shorter.
 _MOST_LINE = 10_000
 
@@ -91,23 +97,27 @@ def transcriptions(
 
 
 def _spaced_apart(stretches: Sequence[Sequence[int]], tokenizer: Tokenizer) -> list[list[int]]:
-    """The symbols between pauses, joined unless the text needs a space that no symbol stands for: a
-    pause ends a word, as in the words with times, though the next symbol may begin none.
+    """The symbols of the text, divided where a pause needs a space that no symbol stands for. A
+    pause ends a word, as in the words with times, even if the next symbol does not begin one.
 
-    Scripts without spaces, and models whose symbols begin no words, have none at a pause either.
+    There is no space after what belongs to the next word (an opening bracket, a hyphen, an
+    apostrophe), in scripts without spaces, and of models whose symbols begin no words.
     """
     names, tags = tokenizer.symbols, set(tokenizer.languages.values())
     has_words = any(name.startswith(WORD_START) for name in names)
     parts: list[list[int]] = [[]]
     for stretch in stretches:
         first = next((names[symbol] for symbol in stretch if symbol not in tags), "")[:1]
-        last = names[parts[-1][-1]][-1:] if parts[-1] else ""
+        before = "".join(names[symbol] for symbol in parts[-1][-_LOOK_BACK:])
+        letter = next(filter(str.isalnum, reversed(before)), "")
         if (
             has_words
-            and last
+            and before
+            and unicodedata.category(before[-1]) not in _BEFORE_A_WORD
+            and before[-1] not in _APOSTROPHES
             and first.isalnum()
             and not joins_the_character_before(first)
-            and not any(map(written_without_spaces, (last, first)))
+            and not any(map(written_without_spaces, (letter, first)))
         ):
             parts.append([])
         parts[-1] += stretch

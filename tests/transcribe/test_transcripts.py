@@ -201,6 +201,9 @@ def test_empty_transcription(kind: str, text: str | None) -> None:
         ("one tw", "three", "one tw three"),
         ("one tw", ".", "one tw."),
         ("天气", "今天", "天气今天"),
+        ("天气。", "3月", "天气。3月"),
+        ("one (", "two", "one (two"),
+        ("l'", "ami", "l'ami"),
     ],
 )
 def test_a_pause_between_segments_ends_a_word(before: str, after: str, text: str) -> None:
