@@ -143,6 +143,7 @@ def export(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.decode.calibration import read_calibration
     from pruned_rnnt.export.model_file import ModelFile
     from pruned_rnnt.export.readme import use_of_export
+    from pruned_rnnt.export.stream_sizes import stream_sizes
     from pruned_rnnt.pretrained.export_folder import EXPORTED_FILES
     from pruned_rnnt.pretrained.hub import hub_name, push
     from pruned_rnnt.pretrained.model_card import card_of_run
@@ -189,7 +190,11 @@ def export(options: argparse.Namespace, console: Console) -> int:
             from pruned_rnnt.interop.icefall_model import import_settings
 
             needed = import_settings(parts.model)
-        card.write(unfinished, use_of_export(unfinished, options.format, settings=needed))
+        sizes = None
+        if options.format == "torch" and options.streaming:
+            sizes = stream_sizes(parts.model, options.chunk, options.left)
+        use = use_of_export(unfinished, options.format, settings=needed, stream_sizes=sizes)
+        card.write(unfinished, use)
         chain.write(unfinished)
     use = _USES[options.format].format(folder=folder, shell=shlex.quote(str(folder)))
     print(f"wrote {folder}; {use}")

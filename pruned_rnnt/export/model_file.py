@@ -8,6 +8,7 @@ A dictionary of tensors and plain values, read with `weights_only`:
     tokenizer         uint8 tensor, the SentencePiece model
     usual_longest     99th percentile of the training utterances' durations in seconds, or None
     calibration       of word times and confidences, see `Calibration`, or None
+    stream_sizes      chunk and left context of `--streaming`, in encoder frames; 0: as trained
     source            name of the run and checkpoint
     licences          the chain of data and weights, see `Chain`, or None
 """
@@ -37,6 +38,7 @@ VERSION = 1
 FILE_NAME = "model.pt"
 _P99_KEY = "usual_longest"
 _CALIBRATION_KEY = "calibration"
+_SIZES_KEY = "stream_sizes"
 _CHAIN_KEY = "licences"
 
 
@@ -46,6 +48,8 @@ class ModelFile(NamedTuple):
     p99_duration: 99th percentile of the training utterances' durations in seconds; None if unknown.
     calibration: of the model's word times and confidences.
     chain: the model's licence, and the data and weights that it was made from; None if unknown.
+    stream_sizes: encoder frames of a chunk and of its left context that decode.chunk and
+        decode.left replace; 0: as trained.
     """
 
     model: SpeechModel
@@ -53,6 +57,7 @@ class ModelFile(NamedTuple):
     p99_duration: float | None = None
     calibration: Calibration | None = None
     chain: Chain | None = None
+    stream_sizes: tuple[int, int] = (0, 0)
 
 
 def check_tokens(parts: ModelFile) -> None:
@@ -72,7 +77,7 @@ def save_model(parts: ModelFile, path: Path, source: str) -> None:
         ExportError: the tokenizer does not fit the model.
     """
     check_tokens(parts)
-    model, tokenizer, p99_duration, calibration, chain = parts
+    model, tokenizer, p99_duration, calibration, chain, sizes = parts
     path.parent.mkdir(parents=True, exist_ok=True)
     values = {
         "format": FORMAT,
@@ -83,6 +88,7 @@ def save_model(parts: ModelFile, path: Path, source: str) -> None:
         "tokenizer": torch.frombuffer(bytearray(tokenizer.model), dtype=torch.uint8),
         _P99_KEY: p99_duration,
         _CALIBRATION_KEY: calibration.to_dict() if calibration is not None else None,
+        _SIZES_KEY: list(sizes),
         "source": source,
         _CHAIN_KEY: chain.to_dict() if chain is not None else None,
     }
@@ -132,15 +138,18 @@ def load_model(path: Path | str, *, transposed: bool = False) -> ModelFile:
         calibration = values.get(_CALIBRATION_KEY)
         if calibration is not None:
             calibration = Calibration.from_dict(calibration)
+        chunk, left = map(int, values.get(_SIZES_KEY, (0, 0)))
     # SentencePiece raises RuntimeError.
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ExportError(f"{path} is damaged: its tokenizer or calibration ({reason})") from error
+        raise ExportError(
+            f"{path} is damaged: its tokenizer, calibration or {_SIZES_KEY} ({reason})"
+        ) from error
     try:
         chain = chain_from(values[_CHAIN_KEY], path) if values.get(_CHAIN_KEY) else None
     except ValueError as error:
         raise ExportError(str(error)) from error
-    return ModelFile(model.eval(), tokenizer, p99_duration, calibration, chain)
+    return ModelFile(model.eval(), tokenizer, p99_duration, calibration, chain, (chunk, left))
 
 
 def _prepare_transposed(model: SpeechModel) -> None:

@@ -39,6 +39,15 @@ finetune {load_name} DATA` trains the model further. The `.pt2` files are for `t
 and run without pruned_rnnt.
 """
 
+_TORCH_STREAMING = """
+## Streaming
+
+`recogniser.stream()`, `pruned-rnnt transcribe {load_name} -` and the `.pt2` files take chunks of
+{chunk} encoder frames with {left} frames of left context; `recogniser.transcribe` decodes files in
+such chunks, too. The settings `decode.chunk` and `decode.left` choose others, but not for the
+`.pt2` files: `pruned_rnnt.load("{load_name}", settings=["decode.chunk=16", "decode.left=64"])`.
+"""
+
 _ICEFALL = """\
 ## Use
 
@@ -83,8 +92,8 @@ With the programs of a sherpa-onnx build:
 ## Input
 
 - Audio at any sampling rate, at least {shortest_seconds} s long; sherpa-onnx resamples it to
-  {sample_rate} Hz. Its filter is not that of `transcribe`: the two may differ in the text of a
-  file of another rate.
+  {sample_rate} Hz. Its filter is not that of `transcribe`: their texts may differ for
+  files with another sampling rate.
 - Features: {feature_dim} log-mel bins of samples in [-1, 1], 25 ms windows every 10 ms, no dither.
   {features}
 """
@@ -212,7 +221,11 @@ noise.
 
 
 def use_of_export(
-    folder: Path, kind: str, load_name: str = HERE, settings: Sequence[str] = ()
+    folder: Path,
+    kind: str,
+    load_name: str = HERE,
+    settings: Sequence[str] = (),
+    stream_sizes: tuple[int, int] | None = None,
 ) -> str:
     """Markdown on how to use the files of an export.
 
@@ -220,12 +233,18 @@ def use_of_export(
         kind: `torch`, `onnx`, `icefall` or `nemo`.
         load_name: what `pruned_rnnt.load` takes; by default the current folder.
         settings: `section.key=value`, which an import of the kind `icefall` needs.
+        stream_sizes: encoder frames of a chunk and of its left context, for streams of `torch`.
     """
     if kind == "onnx":
         return onnx_use(json.loads((folder / SETTINGS_NAME).read_text(encoding="utf-8")), load_name)
     formats = {"torch": _TORCH, "icefall": _ICEFALL, "nemo": _NEMO}
     formats["icefall"] += _ICEFALL_SETTINGS if settings else _ICEFALL_LOAD
-    return formats[kind].format(load_name=load_name, settings=" ".join(settings))
+    chunk, left = stream_sizes or (0, 0)
+    if stream_sizes is not None:
+        formats["torch"] += _TORCH_STREAMING
+    return formats[kind].format(
+        load_name=load_name, settings=" ".join(settings), chunk=chunk, left=left
+    )
 
 
 def onnx_use(settings: Mapping[str, Any], load_name: str = HERE) -> str:

@@ -17,6 +17,7 @@ import torch
 from pruned_rnnt.export.graphs import decoder, export_program, joiner
 from pruned_rnnt.export.model_file import FILE_NAME, ModelFile, save_model
 from pruned_rnnt.export.onnx_folder import OnnxOptions, encoder_graph
+from pruned_rnnt.export.stream_sizes import stream_sizes
 from pruned_rnnt.model.ensemble_encoder import has_encoder
 from pruned_rnnt.model.fastconformer import FastConformer
 from pruned_rnnt.model.predictor import StatelessPredictor
@@ -26,7 +27,11 @@ from pruned_rnnt.system.usage_errors import ExportError
 
 
 def export_torch(parts: ModelFile, folder: Path, options: OnnxOptions, source: str) -> None:
-    """Write the folder; arguments and errors as for `export_onnx`, but without precisions."""
+    """Write the folder; arguments and errors as for `export_onnx`, but without precisions.
+
+    Raises:
+        ExportError: also for a left context that is not a multiple of the chunk.
+    """
     model = parts.model
     if has_encoder(model.encoder, FastConformer, TransformersEncoder):
         if options.streaming or options.chunk or options.left:
@@ -37,6 +42,14 @@ def export_torch(parts: ModelFile, folder: Path, options: OnnxOptions, source: s
         save_model(parts, folder / FILE_NAME, source)
         return  # there is no graph of these encoders by itself
     encoder = encoder_graph(model.eval(), options)
+    if options.streaming:
+        chunk, left = stream_sizes(model, options.chunk, options.left)
+        if options.left and left % chunk:
+            raise ExportError(
+                f"--left is {left}, but --format torch needs a multiple of the chunk of {chunk} "
+                "frames, because model.pt decodes files, too"
+            )
+        parts = parts._replace(stream_sizes=(options.chunk, options.left))
     save_model(parts, folder / FILE_NAME, source)
     graphs = [encoder]
     if isinstance(model, TransducerModel):

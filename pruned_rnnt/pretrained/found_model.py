@@ -189,7 +189,8 @@ def _format_of(path: Path) -> str:
 
 
 def _names_in(folder: Path) -> str:
-    return _shown(sorted(entry.name for entry in folder.iterdir())) or "no files"
+    names = (entry.name for entry in folder.iterdir())
+    return _shown(sorted(name for name in names if not name.startswith("."))) or "no files"
 
 
 def _shown(names: list[str]) -> str:

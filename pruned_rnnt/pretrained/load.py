@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -162,6 +163,9 @@ def _load_torch(
     if found.kind == "file":
         # As the recogniser wants it.
         parts = model_file.load_model(found.path, transposed=device.type == "cpu")
+        if not decode.chunk:  # a left context belongs to its chunk
+            chunk, left = parts.stream_sizes
+            decode = replace(decode, chunk=chunk, left=decode.left or left)
     else:
         if found.tokens is None:
             raise NoModelError(f"there are no tokens for {found.path}")

@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+
+from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -33,18 +34,28 @@ def appearing_together(folder: Path, replacing: Sequence[str] = ()) -> Iterator[
 
     Args:
         replacing: patterns of earlier files in `folder` that are removed then; others stay.
+
+    Raises:
+        ValueError: another process is writing the same folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Inside, if possible: only the folder itself may be writable, or be of another file system.
     place = folder if folder.is_dir() else folder.parent
-    unfinished = Path(mkdtemp(prefix=f".{folder.name}.", dir=place))
-    try:
-        yield unfinished
-        folder.mkdir(exist_ok=True)
-        for pattern in replacing:
-            for old in folder.glob(pattern):
-                old.unlink()
-        for path in unfinished.iterdir():
-            path.replace(folder / path.name)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished = place / f".{folder.name}.unfinished"
+    unfinished.mkdir(exist_ok=True)
+    with exclusive_folder_lock(unfinished, "is being written"):
+        try:
+            for left in unfinished.iterdir():  # by a process that was killed
+                if left.is_dir():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
+            yield unfinished
+            folder.mkdir(exist_ok=True)
+            for pattern in replacing:
+                for old in folder.glob(pattern):
+                    old.unlink()
+            for path in unfinished.iterdir():
+                path.replace(folder / path.name)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)

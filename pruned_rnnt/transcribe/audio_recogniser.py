@@ -108,7 +108,8 @@ class AudioRecogniser(ABC):
 
         Args:
             chunk, left: encoder frames of a chunk, and of its left context; 0 for `decode.chunk`
-                and `decode.left`, or, without these, the values that the model was trained with.
+                and `decode.left`, or, without these, the values of `export --format torch
+                --streaming`, or of training.
             endpoints: when texts become final.
 
         Raises:

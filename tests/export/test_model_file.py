@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pruned_rnnt import load
+from pruned_rnnt.cli import main
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import ModelFile, load_model, save_model
@@ -18,6 +19,7 @@ from pruned_rnnt.model.speech_model import TransducerModel
 from pruned_rnnt.system.usage_errors import ExportError
 from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.segments import SegmentConfig
+from tests.pretrained.saved_models import save_run
 from tests.tiny_models import tiny_conformer, tiny_fastconformer, tiny_model, tiny_zipformer
 
 
@@ -74,6 +76,32 @@ def test_fastconformer_has_no_programs(tokenizer: Tokenizer, tmp_path: Path) -> 
         export_torch(ModelFile(model, tokenizer), tmp_path, OnnxOptions(streaming=True), "test")
 
 
+@pytest.mark.usefixtures("without_programs")
+def test_chunks_of_a_streaming_export_are_those_of_its_model(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_run(tmp_path / "run", make_model(len(tokenizer), causal=True), tokenizer)
+    command = ["export", str(run), "--format", "torch", "--streaming", "--chunk", "4", "--left"]
+    assert main([*command, "6"]) != 0
+    assert "--left is 6, but --format torch needs a multiple of the chunk of 4" in (
+        capsys.readouterr().err
+    )
+    assert main([*command, "8"]) == 0
+    folder = run / "export/torch-streaming"
+    assert "4 encoder frames with 8 frames of left context" in (folder / "README.md").read_text()
+    for settings, chunk, left in (
+        ([], 4, 8),
+        (["decode.left=4"], 4, 4),
+        (["decode.chunk=2", "decode.left=2"], 2, 2),
+        (["decode.chunk=16"], 16, 64),  # those of training
+    ):
+        recogniser = load(folder, settings=settings)
+        assert recogniser.model.encoder.chunking == (chunk, left // chunk)
+        recogniser.stream()
+        assert list(recogniser._stream_groups) == [(chunk, left)]
+    assert load(folder, settings=["decode.chunk=-1"]).model.encoder.chunking == (-1, 0)
+
+
 def test_unusable_files_are_errors(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = make_model(len(tokenizer))
     good = tmp_path / "good.pt"
@@ -99,6 +127,7 @@ def test_unusable_files_are_errors(tokenizer: Tokenizer, tmp_path: Path) -> None
             "not an exported model but pruned_rnnt checkpoint",
         ),
         (written("newer.pt", version=99), "version 99"),
+        (written("sizes.pt", stream_sizes=[4]), "damaged: its tokenizer, calibration or stream_"),
         (written("nan.pt", state=broken), "cannot be used: parameter .* has NaN values"),
         (written("code.pt", source=Path("x")), "refused: it holds an object of pathlib"),
         (written("config.pt", config=other), "architecture that this version of pruned_rnnt"),

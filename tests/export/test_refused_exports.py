@@ -1,13 +1,18 @@
-"""An export that is refused leaves an earlier one, and files of the user, as they were."""
+"""An export that is refused leaves an earlier one, and files of the user, as they were; the next
+one removes what a killed one has left.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_USAGE
+from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from tests.pretrained.saved_models import make_model, make_tokenizer, save_run
 
 _CARD = "---\nlibrary_name: pruned_rnnt\n---\n\n# a\n"
@@ -48,6 +53,29 @@ def test_an_export_replaces_the_files_of_an_earlier_one_alone(run: Path, tmp_pat
     assert not (folder / "model.pt2").exists()
     assert (folder / "encoder.pt2").read_bytes() != b"earlier"
     assert (folder / "silero_vad.onnx").read_text() == (folder / "other.pt2").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("without_programs")
+def test_what_a_killed_export_left_is_removed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "exported"
+    left = tmp_path / ".exported.unfinished"
+    killed = (
+        "import os, sys, pathlib; from pruned_rnnt.system.whole_files import appearing_together\n"
+        "with appearing_together(pathlib.Path(sys.argv[1])) as unfinished:\n"
+        "    (unfinished / 'deeper').mkdir(); (unfinished / 'model.pt2').touch(); os._exit(1)"
+    )
+    subprocess.run([sys.executable, "-c", killed, str(folder)], check=False)
+    assert {path.name for path in left.iterdir()} == {"deeper", "model.pt2"}
+    command = ["export", str(run), "--format", "torch", "--output", str(folder)]
+    with exclusive_folder_lock(left):
+        assert main(command) != 0
+    assert f"{left} is being written by another process" in capsys.readouterr().err
+    assert (left / "model.pt2").exists()
+    assert main(command) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exported", "run"]
+    assert not {"deeper", "model.pt2"} & {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(

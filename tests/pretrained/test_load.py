@@ -466,7 +466,7 @@ def test_folders_without_a_model_are_named(
     folder.mkdir()
     with pytest.raises(NoModelError, match=r"no model in .*folder, which has no files\. Needed"):
         find_model(folder)
-    for name in ("a.txt", "encoder-epoch-9.onnx"):
+    for name in ("a.txt", "encoder-epoch-9.onnx", ".hidden"):
         (folder / name).touch()
     with pytest.raises(NoModelError, match=r"which has a\.txt, encoder-epoch-9\.onnx\. Needed: co"):
         find_model(folder)
