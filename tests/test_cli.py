@@ -276,6 +276,7 @@ def test_decode_errors(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         ("decode.split=train2", "no split 'train2'"),
         ("decode.checkpoint=absent.pt", "not found: absent.pt; decode.checkpoint (in"),
         ("decode.method=magic", "decode.method"),
+        ("decode.batch_seconds=3", "batches of `decode` have data.valid_max_duration seconds"),
         ("data.path=/nowhere", "data.path is /nowhere, and there is no such folder"),
         ("decode.fusion.hotwords=none", "decode.fusion.hotwords is none, and there is no such"),
         (f"decode.fusion.lm={run}", "is no run of a language model: check decode.fusion.lm"),

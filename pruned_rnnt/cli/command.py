@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -91,6 +91,22 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if "=" not in each and is_setting(each):
             raise UsageError(f"{each} is a setting: write {each}=VALUE, without spaces")
     return settings, [argument for argument in arguments if argument not in settings]
+
+
+def refuse_settings(settings: Sequence[str], purposes: Mapping[str, str]) -> None:
+    """Refuse settings that have no effect in a command.
+
+    Args:
+        settings: `section.key=value`.
+        purposes: by `section.key`, what such a setting is for.
+
+    Raises:
+        UsageError: one of the settings is among them.
+    """
+    for each in settings:
+        purpose = purposes.get(each.partition("=")[0])
+        if purpose is not None:
+            raise UsageError(f"{each} is for {purpose}; leave it out")
 
 
 def is_setting(key: str) -> bool:

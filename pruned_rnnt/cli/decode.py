@@ -14,6 +14,8 @@ from pruned_rnnt.cli.command import (
     config_of_run,
     data_of_run,
     prepare_process,
+    refuse_settings,
+    split_arguments,
     start_driver,
 )
 from pruned_rnnt.run.folder import RunFolder, require_writable
@@ -22,6 +24,10 @@ from pruned_rnnt.system.usage_errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+
+_OF_TRANSCRIBE = {
+    "decode.batch_seconds": "`transcribe`: batches of `decode` have data.valid_max_duration seconds"
+}
 
 _HELP = """\
 Writes recogs-, errs-, wer-summary-, nbest- and scores- files to RUN/results. Their names end in
@@ -54,6 +60,7 @@ def decode(options: argparse.Namespace, console: Console) -> int:
     from pruned_rnnt.pretrained.load import fusion_language_model
     from pruned_rnnt.train.run import load_model
 
+    refuse_settings(split_arguments(options.arguments)[0], _OF_TRANSCRIBE)
     config = config_of_run(options)
     splits = config.decode.splits
     if options.calibrate and len(splits) > 1:

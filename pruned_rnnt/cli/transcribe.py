@@ -12,6 +12,7 @@ from pruned_rnnt.cli.command import (
     add_command,
     is_setting,
     prepare_process,
+    refuse_settings,
     split_arguments,
     start_driver,
 )
@@ -22,6 +23,12 @@ from pruned_rnnt.transcribe.endpoints import EndpointConfig
 if TYPE_CHECKING:
     from rich.console import Console
 
+# Settings of the section `decode` that transcription does not read.
+_OF_DECODE = {
+    "decode.split": "prepared sets, which `decode` reads",
+    "decode.metric": "error rates, which `decode` prints",
+    "decode.num_best": "n-best lists, which `decode` writes",
+}
 
 HELP = (
     "MODEL is a run or one of its checkpoints, an exported model (torch or onnx), a .nemo\n"
@@ -188,7 +195,7 @@ def _take_settings(options: argparse.Namespace) -> list[str]:
     """Remove the `decode.key=value` settings from `options.audio` and return them.
 
     Raises:
-        UsageError: there is a setting of another section, of n-best lists, or without a value.
+        UsageError: there is a setting of another section, without effect, or without a value.
     """
     given, _ = split_arguments(options.audio)
     settings = [each for each in given if each.startswith("decode.")]
@@ -198,9 +205,7 @@ def _take_settings(options: argparse.Namespace) -> list[str]:
                 f"{each}: `transcribe` takes settings of the search only, decode.key=value; leave "
                 "it out"
             )
-    for each in settings:
-        key, _, value = each.partition("=")
-        if key == "decode.num_best" and value != "1":
-            raise UsageError(f"{each} is for n-best lists, which `decode` writes; leave it out")
+    # A method with one hypothesis needs decode.num_best=1 if the run's config.yaml has more.
+    refuse_settings([each for each in settings if each != "decode.num_best=1"], _OF_DECODE)
     options.audio = [each for each in options.audio if each not in settings]
     return settings

@@ -88,7 +88,9 @@ def make_report(
     comparisons = {name: compare(scored[name], second[name]) for name in scored.keys() & second}
     sections = _sections(run, scored, comparisons, names, options, console)
     results = [(names[0], each) for each in scored.values()]
-    results += [(names[1], each) for each in second.values()]
+    # One result may be compared with several sets of the first run.
+    others = {each.result.recogs_path: each for each in second.values()}
+    results += [(names[1], each) for each in others.values()]
     runs = [run]
     # Two results may be of one run.
     if other is not None and other.folder.resolve() != run.folder.resolve():

@@ -8,7 +8,8 @@ from typing import Literal
 
 from pruned_rnnt.config.checks import check_seconds
 
-# Why words are final: a pause, the length of the text so far, or the end of the stream.
+# Why words are final: a pause (the rules `pause` and `silence`), the length of the text so far (the
+# rule `longest`), or the end of the stream.
 Reason = Literal["pause", "length", "end"]
 
 

@@ -53,6 +53,8 @@ class FinalText:
 
     words: with times in the stream and confidences.
     start, end: seconds of the stream; `end` is where the endpoint was found.
+    reason: `pause` by the rule `pause` of `EndpointConfig`, and by `silence` (`text` is then
+        empty); `length` by the rule `longest`; `end` at the end of the stream.
     language: code of the tag that the model emitted last; "" for none.
     marks: speech without text, or text that is not to be trusted, with seconds of the stream.
         Symbols of the last second may still come, so it is left for the next final text, unless

@@ -202,7 +202,8 @@ def write_transcript(result: Transcription, item: AudioInput, options: argparse.
             file=sys.stderr,
         )
         return False
-    print(f"wrote {without_surrogates(str(target))}")
+    with naming_stdout():
+        print(f"wrote {without_surrogates(str(target))}")
     return True
 
 

@@ -48,6 +48,21 @@ def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> 
     assert keys == ["run: WER", "other: WER"]
 
 
+def test_a_result_compared_with_two_sets_is_listed_once(
+    run: Path, corpus: Path, tmp_path: Path
+) -> None:
+    other = runs.write_run(tmp_path / "other", corpus)
+    transcripts = runs.random_transcripts(5, 0.3, seed=6)
+    runs.write_decoded(run, transcripts, data="d", own_data=True)
+    runs.write_decoded(run, transcripts, data="moved", own_data=False)
+    runs.write_decoded(other, transcripts)
+    page = runs.parse(make_report(run, other, runs.NO_MEDIA).html)
+    (section,) = [each for each in page.find("section") if "results-title" in str(each.attributes)]
+    rows = [row.find("td")[0].text.split()[0] for row in section.find("tr") if row.find("td")]
+    assert len(page.find("div", class_="comparison")) == 2
+    assert sorted(rows) == ["other", "run", "run"]
+
+
 @pytest.mark.slow
 def test_results_of_one_run_are_compared(run: Path) -> None:
     runs.write_decoded(run, runs.random_transcripts(30, 0.3, seed=6))

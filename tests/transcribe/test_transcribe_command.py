@@ -220,6 +220,8 @@ def test_memory_does_not_grow_with_the_file(
         (["-", "--detector", "silero"], "need audio files: live audio ends lines by"),
         (["a.wav", "train.device=cpu"], "train.device=cpu: `transcribe` takes settings of the sea"),
         (["a.wav", "decode.num_best=4"], "is for n-best lists, which `decode` writes"),
+        (["a.wav", "decode.split=dev"], "decode.split=dev is for prepared sets, which `decode`"),
+        (["-", "decode.metric=cer"], "is for error rates, which `decode` prints; leave it out"),
         (["a.wav", "decode.method", "greedy"], "write decode.method=VALUE, without spaces"),
         (["a.wav", "--output", __file__], "is a file, not a folder"),
         (["a.wav", "--output", f"{__file__}/x"], "is a file, not a folder"),
