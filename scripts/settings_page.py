@@ -24,9 +24,9 @@ _HEADER = """\
 All settings of configuration files and of `section.key=value` on the command line. In a YAML file,
 a section is a key with its settings indented below it. `pruned-rnnt inspect CONFIG --keys` prints
 the settings of one configuration. On the command line, too, a value is read as YAML. A text that
-YAML would read otherwise than it is typed (`1.10`, `no`, `0x10`, `a #b`) is refused unless it is in
-quotes, which a shell needs twice: `'data.path="a #b"'`. `python -m scripts.settings_page` writes
-this page from the docstrings of the configuration classes.
+YAML would read otherwise than it is typed (`1.10`, `no`, `0x10`, `a #b`) is refused unless it is
+quoted. The shell removes one pair of quotes, so write two: `'data.path="a #b"'`. `python -m
+scripts.settings_page` writes this page from the docstrings of the configuration classes.
 
 """
 

@@ -140,7 +140,8 @@ def random_recogniser(
     emit_symbols(model, features_NTF)
     model.to(device)
     choose_passes(decode, model)
-    # Its texts of noise say nothing, and would have most of the noise decoded again.
+    # The texts of a random model mean nothing, and the search for lost speech would decode most of
+    # the noise again.
     segments = SegmentConfig(lost_speech="ignore")
     return Recogniser(model, tokenizer, decode=decode, segments=segments)
 

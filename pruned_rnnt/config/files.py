@@ -127,8 +127,10 @@ def parse_override(item: str) -> Layer:
     if not dropped and any(isinstance(value, str) and value not in written for value in read):
         dropped = "blanks at the ends and line breaks"
     if dropped:
-        raise ConfigError(f"{source}: YAML drops {dropped}: write a text {IN_QUOTES}, or omit that")
-    numbers = (value for value in read if isinstance(value, int))
+        raise ConfigError(
+            f"{source}: YAML drops {dropped}: leave it out, or write the text {IN_QUOTES}"
+        )
+    numbers = (each for each in read if isinstance(each, int) and not isinstance(each, bool))
     return Layer(source, values, frozenset(each for each in numbers if str(each) not in written))
 
 
@@ -136,9 +138,9 @@ def _dropped_and_written(text: str) -> tuple[str, set[str]]:
     """What YAML drops from a value, to be shown, and its texts and numbers as they are typed."""
     import yaml
 
-    tokens = list(_tokens(text))
     if text and not text.strip():
         return "blanks", set()
+    tokens = list(_tokens(text))
     end, written = 0, set()
     for token in tokens:
         start, stop = token.start_mark.index, token.end_mark.index
@@ -154,6 +156,8 @@ def _dropped_and_written(text: str) -> tuple[str, set[str]]:
             | yaml.TagToken,
         ):
             dropped = text[start:stop]
+        if isinstance(token, yaml.ScalarToken) and token.style in ("|", ">"):
+            dropped = token.style
         if dropped:
             return repr(dropped), set()
         end = max(end, stop)

@@ -165,7 +165,7 @@ def _merge(cls: type[ConfigT], layers: list[Layer]) -> ConfigT:
     # Copied once: OmegaConf.merge copies all settings for each layer.
     merged = copy.deepcopy(start)
     for layer in layers:
-        source, values, *_ = layer
+        source, values = layer.source, layer.values
         _restore_words(start, layer)
         try:
             merged = OmegaConf.unsafe_merge(merged, values)
@@ -196,7 +196,9 @@ def _restore_words(start: Any, layer: Layer) -> None:
         misread = [
             item
             for item in items
-            if item is None or isinstance(item, bool | float) or item in layer.respelt
+            if item is None
+            or isinstance(item, bool | float)
+            or (isinstance(item, int) and item in layer.respelt)  # a section is not hashable
         ]
         if not misread:
             continue
@@ -210,7 +212,7 @@ def _restore_words(start: Any, layer: Layer) -> None:
         elif needs_text and _fits(start, key, value):
             raise ConfigError(
                 f"{layer.source}: '{key}' needs a text, and YAML reads yours as {misread[0]!r}: "
-                f"write it {IN_QUOTES}"
+                f"write it {IN_QUOTES}, or a path with ./ before it"
             )
 
 
@@ -229,9 +231,10 @@ def _defaults(cls: type, layers: list[Layer]) -> Any:
         kinds = metadata["kinds"]
         section, _, name = key.rpartition(".")
         choices = [
-            (source, node)
-            for source, values, *_ in layers
-            if isinstance(node := OmegaConf.select(values, key), MutableMapping) and "kind" in node
+            (layer.source, node)
+            for layer in layers
+            if isinstance(node := OmegaConf.select(layer.values, key), MutableMapping)
+            and "kind" in node
         ]
         for source, node in choices:
             kind = node["kind"]
@@ -297,7 +300,8 @@ def _drop_removed(cls: type, layers: list[Layer], *, refuse: bool) -> None:
         for prefix, section in _sections(cls)
         for name, removed in getattr(section, "REMOVED", {}).items()
     ]
-    for source, values, *_ in layers:
+    for layer in layers:
+        source, values = layer.source, layer.values
         for prefix, name, removed in removals:
             node = OmegaConf.select(values, prefix[:-1]) if prefix else values
             if not isinstance(node, MutableMapping) or name not in node:

@@ -828,7 +828,7 @@ def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(ValueError, match="WORLD_SIZE is 2: this Trainer trains in one process"):
         trainer(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(ValueError, match="WORLD_SIZE is 'two' in the environment, needs a whole"):
+    with pytest.raises(ValueError, match="WORLD_SIZE is 'two' in the environment, needs a number"):
         trainer(tmp_path)
 
 

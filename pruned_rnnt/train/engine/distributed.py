@@ -59,13 +59,13 @@ def launcher_number(name: str, unset: int) -> int:
     """A number that torchrun sets in the environment; `unset` if it is not set, or empty.
 
     Raises:
-        ValueError: it is not a whole number.
+        ValueError: it is no number of 0 or more.
     """
-    text = os.environ.get(name) or str(unset)
+    text = os.environ.get(name, "").strip() or str(unset)
     if not text.isdecimal():
         raise ValueError(
-            f"{name} is {text!r} in the environment, needs a whole number: torchrun sets it, and "
-            "without torchrun it must not be set"
+            f"{name} is {text!r} in the environment, needs a number of 0 or more: start with "
+            "torchrun, which sets it, or unset it"
         )
     return int(text)
 
