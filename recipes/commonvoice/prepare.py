@@ -31,7 +31,7 @@ def _entries(folder: Path, options: argparse.Namespace) -> Iterable[CorpusEntry]
         what = "train.tsv or validated.tsv of Common Voice next to a folder clips"
         if found:
             names = ", ".join(each.name for each in found)
-            what = f"folder {options.language} of --language, but those of {names}"
+            what = f"folder {options.language} (--language); it has {names}"
         raise ValueError(
             f"{folder} has no {what}; "
             "recipes/commonvoice/README.md describes the folder that --source needs"

@@ -145,7 +145,11 @@ def test_utf16_tables_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", ["hello you\ta.wav", "wavfile\tutterance\tspeaker", f"{'no' * 200}\ta.wav"]
+    "row",
+    [
+        *("hello you\ta.wav", "Mr. Smith\ta.wav", f"{'no' * 200}\ta.wav"),
+        *("wavfile\tutterance\tspeaker", "audio.path\tutterance"),
+    ],
 )
 def test_a_first_row_that_is_neither_a_header_nor_audio_is_refused(
     tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str], row: str
@@ -155,11 +159,21 @@ def test_a_first_row_that_is_neither_a_header_nor_audio_is_refused(
     assert prepare(table, tmp_path / "out") == 1
     error = capsys.readouterr().err
     assert f"{table}:1: the first row needs to be a header with the columns `path` (or" in error
-    assert f"or to begin with an audio file; got {row[:200]!r}\n" in error
+    assert f"or to begin with an audio file that exists; got {row[:200]!r}\n" in error
     # Without the suffix of audio, the name of a file that is there is one.
     (wav.parent / "recording").write_bytes(wav.read_bytes())
     table.write_text(f"recording\tgo\n{wav}\thello\n")
     assert [entry.text for entry in entries_of(table)] == ["go", "hello"]
+
+
+@pytest.mark.parametrize("name", ["gone.mp4", "gone.wav?dl=1"])
+def test_a_first_file_that_is_missing_is_left_out(tmp_path: Path, wav: Path, name: str) -> None:
+    table = tmp_path / "table.tsv"
+    table.write_text(f"{name}\tgo\n{wav}\thello\n")
+    assert [Path(entry.audio).name for entry in entries_of(table)] == [name, wav.name]
+    table.write_text(f"{name}\tgo\nhello\t{wav}\n")
+    with pytest.raises(ValueError, match="or to begin with an audio file that exists; got"):
+        entries_of(table)
 
 
 def test_an_empty_table_is_called_empty(tmp_path: Path) -> None:
@@ -193,6 +207,11 @@ def test_columns_that_are_not_read_are_named(
     )
     assert capsys.readouterr().out.startswith(hint)
     assert hint in (tmp_path / "out" / "report.txt").read_text()
+    # Other properties of a speaker are not the speaker.
+    columns = ("path", "text", "speaker_age", "spk_gender", "lang_prob", "set_id", "lang_id")
+    table.write_text("\t".join(columns) + "\n")
+    said = "columns that are not read: speaker_age, spk_gender, lang_prob, set_id, lang_id (did you"
+    assert unread_columns(open_source(table)[1]) == [f"{said} mean `lang`?)"]
     # A column that the table has is not what another one means.
     table.write_text(f"path\ttext\tspeaker\tSpeaker ID\n{wav}\tgo\ta\t1\n")
     source = open_source(table)[1]
@@ -698,6 +717,27 @@ def test_language_tags_need_a_language_before_the_work(
         assert prepare(table, tmp_path / "out", "--language-tags") == 1
     assert "--language-tags needs the languages" in capsys.readouterr().err
     assert prepare(table, tmp_path / "out", "--language-tags", "--language=en") == 0
+
+
+def test_texts_without_the_tag_of_a_copied_tokenizer_are_counted(
+    tmp_path: Path, wav: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, tagged = tmp_path / "table.csv", tmp_path / "tagged"
+    table.write_text(f"path,text,split,language\n{wav},go,train,en\n{wav},on,train,tr\n")
+    assert prepare(table, tagged, "--language-tags") == 0
+    assert "without one" not in capsys.readouterr().out
+    copied = ["--tokenizer-from", str(tagged)]
+    table.write_text(f"path,text,split,language\n{wav},go,train,\n{wav},on,train,de\n")
+    assert prepare(table, tmp_path / "out", *copied) == 0
+    hint = "the tokenizer has tags of en, tr, and train has 2 utterances without one (de 1, unknown"
+    assert f"Hint: {hint} 1)" in capsys.readouterr().out
+    assert f"hint: {hint} 1)" in (tmp_path / "out/report.txt").read_text()
+    table.write_text(f"path,text,split\n{wav},go,train\n{wav},on,train\n")
+    assert prepare(table, tmp_path / "named", *copied, "--language=tr") == 0
+    assert "without one" not in capsys.readouterr().out
+    # Texts without tags need no language.
+    assert prepare(table, tmp_path / "plain") == 0
+    assert "without one" not in capsys.readouterr().out
 
 
 def test_bytes_as_tokens_lead_to_byte_fallback(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -12,7 +13,9 @@ import pytest
 from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.augmentation import derived_seed
 from pruned_rnnt.data.input.filters import cut_language
+from pruned_rnnt.data.prepare import splits as split_module
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
+from pruned_rnnt.data.prepare.own_corpus import DuplicateIdMarker
 from pruned_rnnt.data.prepare.splits import SplitPlan, plan_splits
 from tests.data.own_corpus import COUNT, left_out, path_of, prepare, write_mixed_audio
 from tests.data.recorded_speech import text_of
@@ -304,6 +307,58 @@ def test_what_is_said_of_speakers_is_true_of_each_language() -> None:
     untagged = [replace(entry, language="") for entry in entries]
     said = planned([*untagged, *(replace(entry, speaker="") for entry in others)]).describe()
     assert said.startswith("no speaker is in two splits of utterances without a language; in other")
+
+
+@pytest.mark.parametrize("split", ["", "train"])
+def test_each_language_of_a_recording_is_drawn_by_itself(split: str) -> None:
+    """As interpreted calls; what one language holds out is not taken from the others."""
+    entries = [
+        replace(entry_of(language, "", 100 * call + i, split), audio=f"{call}.wav")
+        for call in range(40)
+        for language in ("de", "en", "fr", "tr")
+        for i in range(5)
+    ]
+    plan = planned(entries)
+    splits: defaultdict[tuple[str, str], set[str | None]] = defaultdict(set)
+    for entry in entries:
+        splits[entry.language, entry.audio].add(plan.split_of(entry))
+    assert all(len(names) == 1 for names in splits.values())
+    counts = Counter(map(plan.split_of, entries))
+    assert counts == ({"train": 720, "dev": 80} if split else {"train": 640, "dev": 80, "test": 80})
+    said = "; each language of a recording is drawn by itself"
+    assert plan.describe().endswith(said)
+    assert said not in planned([replace(entry, language="") for entry in entries]).describe()
+
+
+def test_a_large_recording_leaves_its_place_to_others() -> None:
+    """Its best utterance is nearly always among the first."""
+    large = [replace(entry_of("", "", i), audio="large.wav") for i in range(15)]
+    plan = planned([*large, *(entry_of("", "small", i) for i in range(15))])
+    assert Counter(plan.recordings.values()) == {"dev": 3, "test": 3}
+    assert {plan.split_of(entry) for entry in large} == {"train"}
+
+
+def test_why_a_speaker_may_be_in_two_splits_is_said_once() -> None:
+    entries = [entry_of("de", "", i, "train") for i in range(20)]
+    entries += [replace(entry_of("tr", "", i, "train"), audio="a.wav") for i in range(20)]
+    said = planned(entries).describe()
+    drawn = "; 2 recordings of train became dev; 2 utterances of train became dev, of speakers who"
+    assert drawn in said
+    assert said.count("because speakers are unknown") == 1
+
+
+def test_memory_holds_eight_bytes_per_utterance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_module, "_MORE_CANDIDATES", 10)
+
+    class Source:
+        def __iter__(self) -> Iterator[CorpusEntry]:
+            return (entry_of("", "", i) for i in range(20_000))
+
+    tracemalloc.start()
+    planned(DuplicateIdMarker(Source()), most=1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 12 * 20_000
 
 
 def test_held_out_most_limits_speakers_too() -> None:

@@ -11,7 +11,7 @@ from pruned_rnnt.cli import main as pruned_rnnt
 from pruned_rnnt.data.input.filters import LONGEST_SECONDS, FilterConfig, cut_language
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry, UtteranceLimits
-from pruned_rnnt.data.prepare.own_sources import open_source
+from pruned_rnnt.data.prepare.own_sources import open_source, unread_columns
 from tests.data.own_corpus import all_texts, prepare
 from tests.data.recorded_speech import write_audio
 
@@ -41,6 +41,7 @@ HEADER = "path\tsentence\tlocale"
         ([HEADER, QUOTED, 'c.mp3\t"al\tso"\ttr'], ['Popov "Neden?" diye soruyor.', "al\tso"]),
         ([HEADER, 'a.mp3\t"one"\ttr', 'b.mp3\t"two"\ttr'], ["one", "two"]),
         (['"path"\t"text"', '"a.mp3"\t"one"'], ["one"]),
+        (['"a.wav"\t"he said ""go"""', '"b.wav"\t"stop"'], ['he said "go"', "stop"]),
         # One cell that does not fit says that it is not.
         (
             [HEADER, QUOTED, 'c.mp3\t"No" he said\ttr'],
@@ -79,6 +80,8 @@ def test_a_line_break_in_a_table_without_matching_quotation_marks_is_an_error(
     message = r"table\.tsv:{}: a text in quotation marks has a line break, .* of line {} do not"
     with pytest.raises(ValueError, match=message.format(*lines)):
         texts_of(tmp_path, *rows)
+    # The names of the columns need only the first row.
+    assert unread_columns(open_source(tmp_path / "table.tsv")[1]) == []
 
 
 @pytest.mark.parametrize("text", ['"Hello', '"Hello" you', '"Hello"'])

@@ -123,7 +123,7 @@ def test_a_language_that_commonvoice_lacks(
         corpus_layouts.make_commonvoice(source, language, 1)
     assert pruned_rnnt(["prepare", "commonvoice", "--source", str(source), "--language=xx"]) == 1
     error = capsys.readouterr().err
-    assert f"{source} has no folder xx of --language, but those of de, tr; recipes/" in error
+    assert f"{source} has no folder xx (--language); it has de, tr; recipes/" in error
 
 
 def test_musan_is_mixed_into_yesno(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from pruned_rnnt.data.input.prepared_folder import PreparedFolder, building
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.corpus_report import (
     CorpusStatistics,
+    language_hints,
     spelling_hints,
     text_hints,
     token_hints,
@@ -320,13 +321,15 @@ def _hints(config: BuildConfig, statistics: CorpusStatistics, tokenizer: Tokeniz
         whole_words=statistics.whole_words,
         copied=source is not None,
     )
+    untagged = language_hints(tokenizer, statistics.languages["train"])
     if source is not None:
-        return [*empty, *spelling_hints(source, config.shard.text), *unknown]
+        return [*empty, *spelling_hints(source, config.shard.text), *unknown, *untagged]
     return [
         *empty,
         *text_hints(statistics.characters["train"], config.shard.text),
         *token_hints(tokenizer, config.tokenizer, len(statistics.characters["train"])),
         *unknown,
+        *untagged,
     ]
 
 

@@ -59,7 +59,7 @@ class CorpusEntry:
         """The file or command that the utterance is a part of, or the id of its recording; the
         utterance's id if it has none."""
         if self.cut is not None and self.cut.has_recording:
-            # An id may be only the stem of the file.
+            # Ids of recordings need not be unique: lhotse takes the stem of the file.
             sources = [each.source for each in self.cut.recording.sources]
             paths = [source for source in sources if isinstance(source, str)]
             return "\n".join(paths) or str(self.cut.recording.id)

@@ -269,6 +269,24 @@ def unknown_hints(
     ]
 
 
+def language_hints(tokenizer: Tokenizer, languages: Counter[str]) -> list[str]:
+    """A hint if training utterances get no language tag from a tokenizer that has tags.
+
+    languages: counts of the utterances by language code, "" for none.
+    """
+    untagged = Counter(
+        {code or "unknown": n for code, n in languages.items() if code not in tokenizer.languages}
+    )
+    if not tokenizer.languages or not untagged:
+        return []
+    return [
+        f"the tokenizer has tags of {', '.join(tokenizer.languages)}, and train has "
+        f"{untagged.total():,} utterances without one ({_shown_counts(untagged)}), from which a "
+        "model learns to leave the tag out; give each the language of a tag, by --language or a "
+        "column `language`"
+    ]
+
+
 def spelling_hints(source: Path, text: TextConfig) -> list[str]:
     """A hint if texts are spelt unlike those of the prepared folder that the tokenizer is from."""
     try:

@@ -168,7 +168,8 @@ class DuplicateIdMarker:
             digests.append(_digest(entry.id))
             yield entry
         self.count = len(digests)
-        ordered = np.sort(np.frombuffer(digests, dtype=np.uint64))
+        ordered = np.frombuffer(digests, dtype=np.uint64)
+        ordered.sort()  # in place: a copy would double the memory
         self._repeated = frozenset(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
 
     def marked(self) -> Iterator[CorpusEntry]:

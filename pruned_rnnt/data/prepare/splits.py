@@ -28,7 +28,7 @@ _WHY_SHARED_RECORDINGS = (
     "so may a recording, because recordings are too few or have too many utterances to hold some "
     "out"
 )
-# Candidates beyond those wanted that `_draw` collects before it drops the last of them.
+# Candidates that `_draw` keeps beyond those wanted, because some of these may be too large.
 _MORE_CANDIDATES = 1000
 
 
@@ -41,7 +41,8 @@ class SplitPlan:
     by_speaker: the languages of which whole speakers are held out, so that what is drawn from them
         shares no speaker with train in this language.
     speakers: the split of each held-out (language, speaker) of these languages.
-    recordings: the split of each held-out recording of the others (`CorpusEntry.recording`).
+    recordings: the split of each held-out (language, recording) of the others
+        (`CorpusEntry.recording`).
     utterances: the split of each held-out utterance id of languages of which no whole recordings
         can be held out. All else is training.
     languages: those of the utterances of train before any are held out; "" where it is unknown.
@@ -51,7 +52,7 @@ class SplitPlan:
     from_source: bool
     by_speaker: frozenset[str] = frozenset()
     speakers: dict[tuple[str, str], str] = field(default_factory=dict)
-    recordings: dict[str, str] = field(default_factory=dict)
+    recordings: dict[tuple[str, str], str] = field(default_factory=dict)
     utterances: dict[str, str] = field(default_factory=dict)
     languages: frozenset[str] = frozenset()
     unnamed: int = 0
@@ -62,7 +63,8 @@ class SplitPlan:
             return split_name(entry.split)
         if entry.language in self.by_speaker:
             return self.speakers.get((entry.language, entry.speaker), "train")
-        return self.recordings.get(entry.recording) or self.utterances.get(entry.id, "train")
+        drawn = self.recordings.get((entry.language, entry.recording))
+        return drawn or self.utterances.get(entry.id, "train")
 
     def describe(self) -> str:
         if self.from_source:
@@ -81,20 +83,23 @@ class SplitPlan:
         )
 
     def _shared(self) -> str:
-        return f"; {_WHY_SHARED_RECORDINGS}" if self.utterances else ""
+        if self.utterances:
+            return f"; {_WHY_SHARED_RECORDINGS}"
+        several = len(self.languages) > 1 and bool(self.recordings)
+        return "; each language of a recording is drawn by itself" * several
 
     def _drawn(self) -> str:
         drawn = ""
         for kind, names, splits in (
             ("speaker", {speaker for _, speaker in self.speakers}, self.speakers.values()),
-            ("recording", set(self.recordings), self.recordings.values()),
+            ("recording", {name for _, name in self.recordings}, self.recordings.values()),
             ("utterance", set(self.utterances), self.utterances.values()),
         ):
             if names:
                 plural = "s" * (len(names) > 1)
                 drawn += f"; {len(names)} {kind}{plural} of train became {_names(splits)}"
-                if kind != "speaker":
-                    drawn += f", of speakers who may be in train too, {_WHY_NO_SPEAKERS}"
+        if self.recordings or self.utterances:
+            drawn += f", of speakers who may be in train too, {_WHY_NO_SPEAKERS}"
         return drawn + self._shared()
 
 
@@ -150,7 +155,8 @@ def plan_splits(
     any language count. Whole speakers are drawn until dev and test have their shares of the
     utterances. This needs a speaker for every utterance of train in this language, and enough
     speakers that none takes more than about twice the share. Otherwise whole recordings are drawn,
-    or, if these are too few or too large in the same way, single utterances. dev and test get about
+    or, if these are too few or too large in the same way, single utterances. A recording that has
+    several languages may be in several splits, one for each language. dev and test get about
     `max_held_out` utterances each at most, and with whole speakers or recordings twice as many.
     Entries with a problem are neither drawn nor counted. Memory holds a count per speaker, or eight
     bytes per utterance and the names of the recordings held out.
@@ -201,7 +207,11 @@ def plan_splits(
         from_source=any(named.values()),
         by_speaker=frozenset(by_speaker),
         speakers=held_out,
-        recordings={name: split for own in recordings.values() for name, split in own.items()},
+        recordings={
+            (language, name): split
+            for language, own in recordings.items()
+            for name, split in own.items()
+        },
         utterances={name: split for own in utterances.values() for name, split in own.items()},
         languages=frozenset(speakers),
         unnamed=unnamed,
@@ -270,7 +280,9 @@ def _draw(
     # By language: the rank of each candidate, and a hash of the group of each utterance.
     ranks: dict[str, dict[str, tuple[int, str]]] = {language: {} for language in wanted}
     hashes = {language: array("q") for language in wanted}
-    most = {language: sum(each.counts.values()) for language, each in wanted.items()}
+    most = {
+        language: sum(each.counts.values()) + _MORE_CANDIDATES for language, each in wanted.items()
+    }
     for entry in entries:
         language = entry.language
         if entry.problem or language not in wanted or not _is_train(entry):
@@ -279,12 +291,13 @@ def _draw(
         rank = (-derived_seed("split", seed, entry.id), entry.id)
         own[group] = max(rank, own.get(group, rank))
         hashes[language].append(hash(group))
-        if len(own) > 2 * most[language] + _MORE_CANDIDATES:
+        if len(own) > 2 * most[language]:
             ranks[language] = {name: own[name] for name in _first(own, most[language])}
     drawn = {}
     for language, own in ranks.items():
         order = _first(own, most[language])
-        ordered = np.sort(np.frombuffer(hashes[language], dtype=np.int64))
+        ordered = np.frombuffer(hashes[language], dtype=np.int64)
+        ordered.sort()  # in place: a copy would double the memory
         ends = [np.searchsorted(ordered, [*map(hash, order)], side) for side in ("left", "right")]
         sizes = dict(zip(order, (ends[1] - ends[0]).tolist(), strict=True))
         held_out = _held_out(order, sizes, wanted[language])

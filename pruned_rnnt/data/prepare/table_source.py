@@ -40,6 +40,8 @@ _NO_PARTS = (
     "`offset` and `duration`, instead"
 )
 _VARIABLE = re.compile(r"\$(\w+)/+")
+# What may follow the name of a column; `set_id` may number anything.
+_NAME_END = re.compile(r"(?<!set)_(code|ids?|name)$")
 
 
 class _NoTableError(ValueError):
@@ -105,7 +107,7 @@ class TableSource:
     audio_folder: Path | None = None
 
     def __iter__(self) -> Iterator[CorpusEntry]:
-        layout = self._layout()
+        layout = self._with_quotes(self._layout())
         columns, most_cells, written_cells = layout.columns, 0, 0
         begins: dict[str, str] = {}
         rows = ((line, row) for line, row in self._rows(layout) if any(map(str.strip, row)))
@@ -211,8 +213,8 @@ class TableSource:
         named = []
         for name in layout.unread:
             spelled = re.sub(r"[\s-]+", "_", name.lower())
-            guess = difflib.get_close_matches(spelled, lacking, n=1, cutoff=0.75)
-            guess = guess or [word for word in spelled.split("_") if word in lacking]
+            guess = difflib.get_close_matches(spelled, lacking, n=1, cutoff=0.85)
+            guess = guess or [n for n in lacking if n == _NAME_END.sub("", spelled)]
             named.append(f"{name} (did you mean `{guess[0]}`?)" if guess else name)
         return f"columns that are not read: {', '.join(named)}"
 
@@ -236,18 +238,31 @@ class TableSource:
         except OSError:  # a text that is too long for a name
             return False
 
+    def _is_missing_audio(self, cells: Sequence[str], second: str, separator: str) -> bool:
+        """Whether the first row begins with a file that is not there, and not with a text or the
+        name of a column: it has a suffix, and the second row begins with audio."""
+        following = _cells(second, separator, quoted=True)
+        suffix = Path(cells[0].strip()).suffix
+        # A header may have such names too, as `audio.path`.
+        names = {cell.strip().lower().rpartition(".")[2] for cell in cells}
+        is_header = any(names.intersection(aliases) for aliases in COLUMNS.values())
+        is_file = len(suffix) > 1 and " " not in suffix and not is_header
+        return is_file and bool(following) and self._is_audio(following[0].strip(), 2)
+
     def _layout(self) -> _Layout:
+        """The layout by the first row, without `quoted`."""
         with self.path.open("rb") as file:
             if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
                 raise ValueError(f"{self.path} is UTF-16: save it as UTF-8")
         with self.path.open(encoding="utf-8-sig", errors="replace") as lines:
-            first = next((line for line in lines if line.strip()), "")[:_MAX_HEADER_CHARACTERS]
+            rows = filter(str.strip, lines)
+            first, second = (next(rows, "")[:_MAX_HEADER_CHARACTERS] for _ in range(2))
         own = "," if self.path.suffix.lower() == ".csv" else "\t"
         for separator in (own, *_SEPARATORS):
             names = [cell.strip() for cell in _cells(first, separator, quoted=True)]
             layout = self._header_layout(names, separator)
             if layout is not None:
-                return self._with_quotes(layout)
+                return layout
         cells = _cells(first, own, quoted=own != "\t")
         got = repr(first[:200].rstrip()) if first else "an empty file"
         if len(cells) < 2:
@@ -255,17 +270,19 @@ class TableSource:
                 f"{self.path}:1: needs path and text separated by {_SEPARATORS[own]}, or a header "
                 f"with the columns `path` and `text`; got {got}"
             )
-        path = cells[0].strip()
-        if path and not self._is_audio(path, 1):
+        # Whether quotation marks enclose cells of a table with tabs is not known yet.
+        written = _cells(first, own, quoted=True)
+        path = written[0].strip()
+        if path and not (self._is_audio(path, 1) or self._is_missing_audio(written, second, own)):
             accepted = " and ".join(
                 f"`{name}` (or {', '.join(COLUMNS[name][1:])})" for name in ("path", "text")
             )
             raise _NoTableError(
                 f"{self.path}:1: the first row needs to be a header with the columns {accepted}, "
-                f"or to begin with an audio file; got {got}"
+                f"or to begin with an audio file that exists; got {got}"
             )
         columns = dict(zip(_UNNAMED, range(len(cells)), strict=False))
-        return self._with_quotes(_Layout(columns, own, has_header=False))
+        return _Layout(columns, own, has_header=False)
 
     def _with_quotes(self, layout: _Layout) -> _Layout:
         """The layout with `quoted` set; reads the whole table if it has tabs."""
