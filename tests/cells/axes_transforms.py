@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.exc import InductorError
 
 from tests.cells.axes_gradients import has_gradients
 from tests.cells.axes_modes import without_gradients
@@ -25,7 +26,11 @@ def compiled(**options: Any) -> Callable[..., Comparison]:
     def run(subject: Subject, given: Arguments, upstream: Upstream) -> Comparison:
         torch._dynamo.reset()
         function = torch.compile(subject.call, **options)
-        results = results_of(function(**given))
+        try:
+            results = results_of(function(**given))
+        except InductorError as error:
+            # torch 2.11 on CUDA, for some sums with dynamic sizes, in functions without our ops.
+            raise NotImplementedError("torch cannot compile this call by inductor") from error
         return compute(subject, given, results, upstream)
 
     return run
