@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from pruned_rnnt.config.help import field_meanings, with_choices
-from pruned_rnnt.config.load import differences, value_as_yaml
+from pruned_rnnt.config.load import differences
+from pruned_rnnt.config.written import value_as_yaml
 from pruned_rnnt.train.experiment import ExperimentConfig
 from pruned_rnnt.train.tasks.lm_task import LanguageModelExperiment
 

@@ -13,15 +13,13 @@ from pruned_rnnt.config.checks import check_at_least
 from pruned_rnnt.config.files import config_file, configs_folder
 from pruned_rnnt.config.load import (
     ConfigError,
-    as_override,
     differences,
     from_dict,
     load_config,
-    plain_yaml,
     to_dict,
-    to_yaml,
     value_of,
 )
+from pruned_rnnt.config.written import as_override, plain_yaml, to_yaml
 from pruned_rnnt.model.model_config import LossConfig
 from pruned_rnnt.train.experiment import ExperimentConfig
 

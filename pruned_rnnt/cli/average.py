@@ -53,7 +53,7 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
 
 def average(options: argparse.Namespace, console: Console) -> int:
     """Average the last steps or checkpoints of a run into one checkpoint."""
-    from pruned_rnnt.config.load import as_override
+    from pruned_rnnt.config.written import as_override
     from pruned_rnnt.train.run import average_checkpoints, average_span, keeps_mean
 
     if options.last < 1:

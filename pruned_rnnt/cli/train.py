@@ -108,7 +108,7 @@ def train(options: argparse.Namespace, console: Console) -> int:
 
 def finetune(options: argparse.Namespace, console: Console) -> int:
     """Train a model further on other data, and compare error rates before and after."""
-    from pruned_rnnt.config.load import as_override
+    from pruned_rnnt.config.written import as_override
     from pruned_rnnt.finetune.finetune_task import task_of
     from pruned_rnnt.finetune.settings import load_finetuning
 
@@ -162,7 +162,7 @@ class _ToTrain(NamedTuple):
 
 def _config_to_train(options: argparse.Namespace) -> _ToTrain:
     """The configuration of a new run, or of the run whose folder is named."""
-    from pruned_rnnt.config.load import as_override
+    from pruned_rnnt.config.written import as_override
     from pruned_rnnt.train.run import config_path
 
     overrides, runs = split_arguments(options.arguments)

@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from pruned_rnnt.config.load import to_dict, value_as_yaml
+from pruned_rnnt.config.load import to_dict
+from pruned_rnnt.config.written import value_as_yaml
 
 _WIDTH = 80
 _ENTRY = re.compile(r"^(\w+(?:, \w+)*):(?: +(.*))?$")

@@ -1,8 +1,8 @@
 """Configuration: defaults in frozen dataclasses <- YAML file <- `section.key=value`.
 
-Only this module and `config.files` use OmegaConf. A configuration class is a frozen, keyword-only
-dataclass beside the code that it configures; nested ones make sections. A YAML file holds
-differences from the defaults only, and may extend another file of its folder with `base:
+Only this folder uses OmegaConf for our own settings. A configuration class is a frozen,
+keyword-only dataclass beside the code that it configures; nested ones make sections. A YAML file
+holds differences from the defaults only, and may extend another file of its folder with `base:
 other.yaml`. If a file or an override chooses another `kind` of a section, the settings that earlier
 files have there do not count, because they are those of the other kind.
 
@@ -15,7 +15,6 @@ import copy
 import dataclasses
 import difflib
 import functools
-import json
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -103,38 +102,6 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any], source: str = "conf
 def to_dict(config: Any) -> dict[str, Any]:
     """Nested plain dicts, lists and tuples with every key, as saved in checkpoints."""
     return dataclasses.asdict(config)
-
-
-def to_yaml(config: Any) -> str:
-    """The resolved configuration, every key, as YAML."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
-
-
-def value_as_yaml(key: str, value: Any) -> str:
-    """`key: value` of a plain value, without a line break at the end; lists in brackets."""
-    from omegaconf import OmegaConf
-
-    if isinstance(value, list | tuple):
-        return f"{key}: [{', '.join(value_as_yaml('x', item)[3:] for item in value)}]"
-    return OmegaConf.to_yaml({key: value}).strip()
-
-
-def as_override(key: str, value: str | Path) -> str:
-    """`section.key=value`, the value in quotes where YAML would not read it as this text."""
-    text = str(value)
-    with suppress(ConfigError):
-        if parse_override(f"x={text}").values.x == text:
-            return f"{key}={text}"
-    return f"{key}={json.dumps(text, ensure_ascii=False)}"
-
-
-def plain_yaml(values: Mapping[str, Any]) -> str:
-    """Nested plain values as YAML, in their order; texts are quoted where YAML needs it."""
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_yaml(OmegaConf.create(dict(values))) if values else "{}\n"
 
 
 def differences(old: Any, new: Any) -> list[str]:

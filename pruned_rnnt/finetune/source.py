@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import ConfigError, as_override, differences, load_config, to_dict
+from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict
+from pruned_rnnt.config.written import as_override
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text

@@ -10,7 +10,8 @@ from typing import Any
 
 from sentencepiece import sentencepiece_model_pb2
 
-from pruned_rnnt.config.load import as_override, load_config
+from pruned_rnnt.config.load import load_config
+from pruned_rnnt.config.written import as_override
 from pruned_rnnt.data.tokens.tokenizer import (
     BLANK_ID,
     BLANK_SYMBOL,

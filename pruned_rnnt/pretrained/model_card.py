@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import plain_yaml, to_dict
+from pruned_rnnt.config.load import to_dict
+from pruned_rnnt.config.written import plain_yaml
 from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.prepared_folder import PreparedFolder

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt import __version__
-from pruned_rnnt.config.load import differences, to_yaml
+from pruned_rnnt.config.load import differences
+from pruned_rnnt.config.written import to_yaml
 from pruned_rnnt.decode.scoring.significance import REPLICATIONS
 from pruned_rnnt.report.charts import Chart
 from pruned_rnnt.report.ranges import MOST_RATIO

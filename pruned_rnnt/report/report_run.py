@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import as_override
+from pruned_rnnt.config.written import as_override
 from pruned_rnnt.report.comparison import has_equal
 from pruned_rnnt.run.result_file import ErrorSummary, ResultFile, find_results
 from pruned_rnnt.system.usage_errors import UsageError

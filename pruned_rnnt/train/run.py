@@ -9,14 +9,13 @@ from typing import Any
 
 from pruned_rnnt.config.load import (
     ConfigError,
-    as_override,
     differences,
     from_dict,
     load_config,
     to_dict,
-    to_yaml,
     value_of,
 )
+from pruned_rnnt.config.written import as_override, to_yaml
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.encode import set_chunks
 from pruned_rnnt.model.build_model import build_model, fitted_model

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from pruned_rnnt.config.load import as_override
+from pruned_rnnt.config.written import as_override
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.lm_texts import write_texts
 from pruned_rnnt.data.input.prepared_folder import (

@@ -15,7 +15,7 @@ import torch
 import pruned_rnnt
 from pruned_rnnt.cli import main
 from pruned_rnnt.cli.command import EXIT_FAILED
-from pruned_rnnt.config.load import as_override
+from pruned_rnnt.config.written import as_override
 from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.datamodule import DataModule
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer

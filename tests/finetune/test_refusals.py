@@ -12,7 +12,8 @@ from lhotse import CutSet
 from lhotse.testing.dummies import dummy_cut, dummy_supervision
 
 from pruned_rnnt.cli.command import EXIT_USAGE
-from pruned_rnnt.config.load import ConfigError, to_yaml
+from pruned_rnnt.config.load import ConfigError
+from pruned_rnnt.config.written import to_yaml
 from pruned_rnnt.data.audio.features import FBANK
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.export.model_file import ModelFile, save_model

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from pruned_rnnt.config.load import to_dict, to_yaml
+from pruned_rnnt.config.load import to_dict
+from pruned_rnnt.config.written import to_yaml
 from pruned_rnnt.data.tokens.tokenizer import SOS_EOS_ID, Tokenizer
 from pruned_rnnt.data.tokens.train_tokenizer import TokenizerConfig, train_tokenizer
 from pruned_rnnt.export.model_file import ModelFile, save_model

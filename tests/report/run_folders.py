@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import to_yaml
+from pruned_rnnt.config.written import to_yaml
 from pruned_rnnt.decode.scoring.error_rates import Transcript
 from pruned_rnnt.report.report_command import ReportOptions
 from pruned_rnnt.run.folder import RunFolder

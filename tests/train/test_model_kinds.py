@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pruned_rnnt.config.load import ConfigError, load_config, to_yaml
+from pruned_rnnt.config.load import ConfigError, load_config
+from pruned_rnnt.config.written import to_yaml
 from pruned_rnnt.export.differences import check_predictor
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.model_config import ModelConfig

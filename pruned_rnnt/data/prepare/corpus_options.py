@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pruned_rnnt.config.load import ConfigError, as_override, value_of
+from pruned_rnnt.config.load import ConfigError, value_of
+from pruned_rnnt.config.written import as_override
 from pruned_rnnt.data.input.prepared_folder import REPORT_NAME, PreparedFolder, check_output
 from pruned_rnnt.data.prepare.corpus_builder import BuildConfig
 from pruned_rnnt.data.prepare.corpus_entry import UtteranceLimits

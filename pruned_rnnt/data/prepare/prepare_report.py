@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pruned_rnnt.config.load import as_override
+from pruned_rnnt.config.written import as_override
 from pruned_rnnt.data.input.filters import cut_text
 from pruned_rnnt.data.input.prepared_folder import write_report
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import re
-from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -14,6 +13,13 @@ from pathlib import Path
 from pruned_rnnt.data.audio.audio_file import AUDIO_SUFFIXES
 from pruned_rnnt.data.prepare.corpus_entry import CorpusEntry
 from pruned_rnnt.data.prepare.splits import split_name
+from pruned_rnnt.data.prepare.table_cells import (
+    enclosed_cells,
+    filled_width,
+    is_enclosed,
+    quoted_rows,
+    split_cells,
+)
 
 # Names of each column in tables and JSON lines; if several occur, the first of this list is used.
 COLUMNS = {
@@ -113,7 +119,7 @@ class TableSource:
         rows = ((line, row) for line, row in self._rows(layout) if any(map(str.strip, row)))
         for (line, row), (_, following) in pairwise(chain(rows, [(0, [])])):
             if most_cells == 0:
-                most_cells = _width(row) if layout.has_header else len(row)
+                most_cells = filled_width(row) if layout.has_header else len(row)
                 if layout.has_header:
                     written_cells = len(row)
                     continue
@@ -154,7 +160,7 @@ class TableSource:
         path, text = layout.columns["path"], layout.columns["text"]
         if len(row) <= max(path, text):
             return "row has too few columns", ""
-        width, is_tabs = _width(row), layout.separator == "\t"
+        width, is_tabs = filled_width(row), layout.separator == "\t"
         advice = f"put texts with {_SEPARATORS[layout.separator]} in quotation marks"
         if is_tabs:
             advice = "write a space for a tab in a text"
@@ -241,7 +247,7 @@ class TableSource:
     def _is_missing_audio(self, cells: Sequence[str], second: str, separator: str) -> bool:
         """Whether the first row begins with a file that is not there, and not with a text or the
         name of a column: it has a suffix, and the second row begins with audio."""
-        following = _cells(second, separator, quoted=True)
+        following = split_cells(second, separator, quoted=True)
         suffix = Path(cells[0].strip()).suffix
         # A header may have such names too, as `audio.path`.
         names = {cell.strip().lower().rpartition(".")[2] for cell in cells}
@@ -259,11 +265,11 @@ class TableSource:
             first, second = (next(rows, "")[:_MAX_HEADER_CHARACTERS] for _ in range(2))
         own = "," if self.path.suffix.lower() == ".csv" else "\t"
         for separator in (own, *_SEPARATORS):
-            names = [cell.strip() for cell in _cells(first, separator, quoted=True)]
+            names = [cell.strip() for cell in split_cells(first, separator, quoted=True)]
             layout = self._header_layout(names, separator)
             if layout is not None:
                 return layout
-        cells = _cells(first, own, quoted=own != "\t")
+        cells = split_cells(first, own, quoted=own != "\t")
         got = repr(first[:200].rstrip()) if first else "an empty file"
         if len(cells) < 2:
             raise _NoTableError(
@@ -271,7 +277,7 @@ class TableSource:
                 f"with the columns `path` and `text`; got {got}"
             )
         # Whether quotation marks enclose cells of a table with tabs is not known yet.
-        written = _cells(first, own, quoted=True)
+        written = split_cells(first, own, quoted=True)
         path = written[0].strip()
         if path and not (self._is_audio(path, 1) or self._is_missing_audio(written, second, own)):
             accepted = " and ".join(
@@ -293,19 +299,19 @@ class TableSource:
         broken = unmatched = 0
         column = layout.columns["text"]
         with self.path.open(encoding="utf-8-sig", errors="replace") as lines:
-            for number, written, cells in _quoted_rows(lines):
+            for number, written, cells in quoted_rows(lines):
                 if not written.strip():
                     continue
                 rows += 1
                 raw = written.split("\t")
-                enclosed = _is_enclosed(raw[column]) if column < len(raw) else False
+                enclosed = is_enclosed(raw[column]) if column < len(raw) else False
                 all_enclosed &= enclosed or (layout.has_header and rows == 1)
                 if cells is None:
                     unmatched = unmatched or number
                     continue
                 if "\n" in written:
                     broken = broken or number
-                some_doubled |= any('"' in cell for cell in _enclosed_cells(raw, cells))
+                some_doubled |= any('"' in cell for cell in enclosed_cells(raw, cells))
         if broken and unmatched:
             raise ValueError(
                 f"{self.path}:{broken}: a text in quotation marks has a line break, but quotation "
@@ -355,7 +361,7 @@ class TableSource:
         with self.path.open(encoding="utf-8-sig", newline="", errors="replace") as lines:
             if not layout.quoted:
                 for number, text in enumerate(lines, 1):
-                    yield number, _cells(text, separator, quoted=False)
+                    yield number, split_cells(text, separator, quoted=False)
                 return
             skip = separator != "\t"
             reader = csv.reader(lines, delimiter=separator, strict=True, skipinitialspace=skip)
@@ -369,69 +375,6 @@ class TableSource:
                     f"{self.path}:{line}: the row that begins here cannot be read ({error}). Is a "
                     "quotation mark missing? Quotation marks inside a text must be doubled"
                 ) from error
-
-
-def _cells(line: str, separator: str, *, quoted: bool) -> list[str]:
-    if not quoted:
-        return line.rstrip("\r\n").split(separator)
-    skip = separator != "\t"
-    return next(csv.reader([line], delimiter=separator, skipinitialspace=skip), [])
-
-
-def _is_enclosed(cell: str) -> bool:
-    return len(cell) > 1 and cell[0] == cell[-1] == '"'
-
-
-def _quoted_rows(lines: Iterable[str]) -> Iterator[tuple[int, str, list[str] | None]]:
-    """The rows of a table with tabs if quotation marks enclose cells.
-
-    Yields the number of the first line, the text until the last line end, and the cells. If the
-    marks of a line do not match, the line is a row, with None instead of cells.
-    """
-    source, again = iter(lines), deque[str]()
-    taken: list[str] = []
-
-    def following() -> Iterator[str]:
-        while line := again.popleft() if again else next(source, ""):
-            taken.append(line)
-            yield line
-
-    number = 1
-    while True:
-        taken.clear()
-        try:
-            cells = next(csv.reader(following(), delimiter="\t", strict=True), None)
-        except csv.Error:
-            cells = None
-        if not taken:
-            return
-        if cells is None or (len(taken) > 1 and not _has_line_break(cells)):
-            cells = None
-            again.extendleft(reversed(taken[1:]))
-            del taken[1:]
-        yield number, "".join(taken).rstrip("\n"), cells
-        number += len(taken)
-
-
-def _has_line_break(cells: Sequence[str]) -> bool:
-    """Whether the lines of these cells are one row, with a line break in an enclosed cell.
-
-    Otherwise they are several rows, one with a quotation mark at the beginning of a text and a
-    later one with a mark at the end: what the marks enclose then has a tab.
-    """
-    return any("\n" in cell and "\t" not in cell for cell in cells)
-
-
-def _enclosed_cells(written: Sequence[str], cells: Sequence[str]) -> list[str]:
-    """The contents of the enclosed cells of a row; `written`: its parts between tabs."""
-    if len(cells) != len(written):  # a tab is enclosed
-        return [cell for cell in cells if "\t" in cell or '"' in cell]
-    return [cell for cell, raw in zip(cells, written, strict=True) if raw.startswith('"')]
-
-
-def _width(row: list[str]) -> int:
-    """The number of cells without empty ones at the end."""
-    return max((index for index, cell in enumerate(row, 1) if cell.strip()), default=0)
 
 
 def part_names(names: Collection[str]) -> tuple[str, str] | None:

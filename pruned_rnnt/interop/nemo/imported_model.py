@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pruned_rnnt.config.load import ConfigError, as_override, differences, load_config, to_dict
+from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict
+from pruned_rnnt.config.written import as_override
 from pruned_rnnt.data.audio.features import SAMPLING_RATE, nemo_features
 from pruned_rnnt.data.audio.samples import samples_at_16_khz
 from pruned_rnnt.data.audio.waveform import FloatArray, Pcm16Array

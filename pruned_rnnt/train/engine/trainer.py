@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from pruned_rnnt import backend_summary
-from pruned_rnnt.config.load import ConfigError, to_dict, to_yaml
+from pruned_rnnt.config.load import ConfigError, to_dict
+from pruned_rnnt.config.written import to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
 from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.run.folder import RunFolder, require_writable
