@@ -119,7 +119,7 @@ def test_sherpa_onnx_gives_our_texts(run: Path, offline: Path, utterances: Utter
     assert max(rates) - rates[0] <= 0.01
     assert not found[1].exact, "int8 outputs cannot equal those of float32"
     readme = (offline / "README.md").read_text()
-    assert "may differ in the text of a\n  file of another rate" in readme
+    assert "may differ for\n  files with another sampling rate" in readme
     assert "python recognise.py" in readme
     assert "--precision int8" in readme
     assert "## Streaming" not in readme
