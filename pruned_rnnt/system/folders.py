@@ -1,10 +1,20 @@
-"""The files in a folder at any depth."""
+"""The files in a folder at any depth: listed, or removed."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove all that is in a folder; links are removed, not what they lead to."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _raise(error: OSError) -> None:

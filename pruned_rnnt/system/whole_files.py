@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
+from pruned_rnnt.system.folders import empty_folder
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
@@ -45,11 +46,7 @@ def appearing_together(folder: Path, replacing: Sequence[str] = ()) -> Iterator[
     unfinished.mkdir(exist_ok=True)
     with exclusive_folder_lock(unfinished, "is being written"):
         try:
-            for left in unfinished.iterdir():  # by a process that was killed
-                if left.is_dir():
-                    shutil.rmtree(left)
-                else:
-                    left.unlink()
+            empty_folder(unfinished)  # of what a killed process has left
             yield unfinished
             folder.mkdir(exist_ok=True)
             for pattern in replacing:

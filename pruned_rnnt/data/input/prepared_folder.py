@@ -33,6 +33,7 @@ from pruned_rnnt.data.input.manifest_items import manifest_items
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.licences.chain import Licence, Origin
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
+from pruned_rnnt.system.folders import empty_folder
 from pruned_rnnt.system.json_file import damaged, from_json, read_json
 
 logger = logging.getLogger(__name__)
@@ -255,7 +256,7 @@ def building(output: Path | str, resume: str = "") -> Iterator[Path]:
     unfinished.mkdir(exist_ok=True)
     with exclusive_folder_lock(unfinished, "is being written"):
         if not (resume and (unfinished / resume).exists()):
-            _empty(unfinished)
+            empty_folder(unfinished)
         is_whole = (replaced / REPORT_NAME).is_file()
         if is_whole and not output.exists():  # killed between the two renames below
             replaced.rename(output)
@@ -273,11 +274,3 @@ def _remove(replaced: Path) -> None:
     """Delete an earlier folder; what is left after a kill is known by the missing report."""
     (replaced / REPORT_NAME).unlink(missing_ok=True)
     shutil.rmtree(replaced)
-
-
-def _empty(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
