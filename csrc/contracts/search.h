@@ -27,9 +27,10 @@ struct SearchSizes {
     in.number("activation", 0, 2);
     in.require(C.value() > 0, "`tables` must have a place");
   }
-  // Kernels look the symbols up in the tables.
+  // Kernels look the symbols up in the tables; those on a GPU take others for no symbol.
   void context(Arguments& in, Shape shape) {
     const View& context = in.tensor("context", Type::kInt64, shape);
+    if (!in.on_cpu()) return;
     const int64_t* const symbols = data_of<int64_t>(context);
     bool inside = true;
     for (int64_t i = 0; i < context.numel(); ++i) inside &= symbols[i] < V.value();

@@ -175,8 +175,9 @@ class StatelessPredictor(Predictor):
         for a context of several symbols goes through a ReLU. The last row, that of -1, is zero.
 
         None if calls of the predictor or of its layers compute something else: they are adapters or
-        other subclasses, or have hooks or parametrizations. The result is kept until a parameter
-        changes; it has no gradient.
+        other subclasses, or have hooks or parametrizations. The result has no gradient. On a CPU it
+        is kept until a parameter changes; a GPU makes it anew, because comparing values would wait
+        for it.
 
         Args:
             compares_values: also notice changes through `.data`; this reads all weights, so only
@@ -185,6 +186,8 @@ class StatelessPredictor(Predictor):
         weights = self._called_weights()
         if weights is None:
             return None
+        if weights[0].device.type != "cpu":
+            return self._make_tables()
         versions = [(w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights]
         kept: _Tables | None = self.__dict__.get("_kept_tables")  # not in models pickled earlier
         if (

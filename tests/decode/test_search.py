@@ -15,7 +15,7 @@ from pruned_rnnt.decode.decode_config import DecodeConfig, result_settings
 from pruned_rnnt.decode.decode_config import label as result_label
 from pruned_rnnt.decode.fusion.build import FusionConfig
 from pruned_rnnt.decode.fusion.hotwords import Hotword, HotwordScorer
-from pruned_rnnt.decode.search import host_search
+from pruned_rnnt.decode.search import compiled_search
 from pruned_rnnt.decode.search.beam import ModifiedBeamSearch
 from pruned_rnnt.decode.search.greedy import GreedySearch, greedy_search
 from pruned_rnnt.decode.search.interface import Hypothesis
@@ -265,7 +265,7 @@ def test_beams_on_the_host_find_what_beams_on_a_device_find(
         options["scorers"] = [HotwordScorer(hotwords, VOCAB)]
     on_host = modified_beam_search(model, frames, lengths, **options)
     # No predictor is one of these, so the other loop runs.
-    monkeypatch.setattr(host_search, "StatelessPredictor", LstmPredictor)
+    monkeypatch.setattr(compiled_search, "StatelessPredictor", LstmPredictor)
     on_device = modified_beam_search(model, frames, lengths, **options)
     assert [len(found) for found in on_host] == [len(found) for found in on_device]
     assert len(on_host[0]) >= 3

@@ -7,13 +7,18 @@ V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pytest
 import torch
 
+from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.joiner.joiner_rows import ACTIVATIONS
 from pruned_rnnt.ops.search.search_frames import BeamState, BeamSteps, SearchModel, predicted
 from tests.ops.native_batches import NEG_INF, Call
+
+# Where the compiled searches run.
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,19 @@ class BeamCase:
     begin: int = 0
     silent: tuple[int, ...] = ()
     blank_logit: float = 2.0
+
+
+def skip_without_kernel(op: str, device: str) -> None:
+    if not has_native_kernel(op, device):
+        pytest.skip(f"the {device} library is not built")
+
+
+def moved(call: Call, device: str) -> Call:
+    def on_device(x: object) -> object:
+        return x.to(device) if isinstance(x, torch.Tensor) else x
+
+    inputs, outputs = (tuple(map(on_device, each)) for each in (call.inputs, call.outputs))
+    return replace(call, inputs=inputs, outputs=outputs)  # type: ignore[arg-type]
 
 
 def beam_model(case: BeamCase) -> SearchModel:

@@ -40,12 +40,9 @@ class Launcher {
       : device_(device), guard_(device), stream_(current_stream(device)) {}
 
   // The most shared memory that a block may have.
-  int shared_bytes() const {
-    int bytes = 0;
-    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_),
-          "reading the device");
-    return bytes;
-  }
+  int shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
+  int multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
 
   cudaStream_t stream() const { return stream_; }
 
@@ -71,6 +68,12 @@ class Launcher {
   }
 
  private:
+  int attribute(cudaDeviceAttr name) const {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, name, device_), "reading the device");
+    return value;
+  }
+
   int32_t device_;
   torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_;

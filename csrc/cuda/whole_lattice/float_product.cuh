@@ -1,21 +1,13 @@
 // A block's tile of a product of float32 matrices on tensor cores, as precise as float32 products
 // without them, for numbers of rows that only the device knows.
 //
-// Tensor cores multiply TF32 numbers, which have 11 bits. Each factor is the sum of two of them,
-// x = high + low with high = x rounded to TF32, so that
-//
-//   a b = a_high b_high + a_high b_low + a_low b_high + (a_low b_low, below 2^-22 |a b|, left out)
-//
-// Each tensor-core instruction truncates its sum to float32, which would add up to an error in
-// proportion to the length of the sum. So only short runs of kRun * 8 elements are summed by tensor
-// cores, small terms first, and these sums by ordinary additions, which round to nearest:
+// Each factor is split (tf32_product.cuh). Only short runs of kRun * 8 elements are summed by
+// tensor cores, small terms first, and these sums by ordinary additions, which round to nearest:
 //
 //   k      0 ...... 15 | 16 ..... 31 | 32 ...       kRun = 2
 //          tensor cores  tensor cores
 //          run 0         run 1
 //   sum =  run 0       + run 1       + ...          rounded to nearest
-//
-// Infinite elements give NaN (high - high), as they give infinity or NaN elsewhere.
 //
 //   block tile           kStages tiles of each factor in shared memory: one is computed while the
 //   +----+----+          others are on their way
@@ -25,6 +17,7 @@
 //   +----+----+
 #pragma once
 
+#include "cuda/common/tf32_product.cuh"
 #include "cuda/whole_lattice/product_operand.cuh"
 
 namespace pruned_rnnt::cuda {
@@ -41,40 +34,6 @@ struct ProductTile {
   static_assert(rows % warp_rows == 0 && columns % warp_columns == 0);
   static_assert(warp_rows % 16 == 0 && warp_columns % 16 == 0 && depth % (8 * run) == 0);
 };
-
-// The nearest TF32 number.
-RNNT_DEVICE float high_part(float x) {
-  uint32_t bits = 0;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-#endif
-  return __uint_as_float(bits);
-}
-
-// The parts of `count` elements; tensor cores ignore the last 13 bits of the low part.
-template <int count>
-RNNT_DEVICE void split(const float (&x)[count], float (&high)[count], float (&low)[count]) {
-#pragma unroll
-  for (int i = 0; i < count; ++i) {
-    high[i] = high_part(x[i]);
-    low[i] = x[i] - high[i];
-  }
-}
-
-// sum = a b, or with `add` sum += a b, for a 16 x 8 tile of the result.
-RNNT_DEVICE void multiply(float (&sum)[4], const float (&a)[4], const float (&b)[2], bool add) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%10, %11, %12, %13};"
-      : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
-      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
-        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])),
-        "f"(add ? sum[0] : 0.0f), "f"(add ? sum[1] : 0.0f), "f"(add ? sum[2] : 0.0f),
-        "f"(add ? sum[3] : 0.0f));
-#endif
-}
 
 // A block's tile of the product of a and b, whose lines are as FactorTiles has them.
 template <typename Tile, bool a_k_lines, bool b_k_lines, int width>

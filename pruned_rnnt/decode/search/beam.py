@@ -5,8 +5,8 @@ V vocabulary; R = N * B rows.
 
 A hypothesis is a row of the beam: its score, the states of predictor and scorers, and a 64-bit hash
 of its symbols, by which equal sequences are found. The sequences themselves are read from back
-pointers at the end. On the CPU a compiled op searches the frames (`host_search`), for models that
-it takes.
+pointers at the end. A compiled op searches the frames, for models that it takes
+(`compiled_search`); on a GPU without scores of other models.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pruned_rnnt.decode.search.back_pointers import (
     pending_trace,
     stack_steps,
 )
+from pruned_rnnt.decode.search.compiled_search import CompiledBeam, compiled_model
 from pruned_rnnt.decode.search.frame_graph import FrameGraphs, FrameLoop
-from pruned_rnnt.decode.search.host_search import HostBeam, host_model
 from pruned_rnnt.decode.search.interface import (
     ChunkSearch,
     DeviceSearch,
@@ -84,9 +84,10 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
     The score of a hypothesis is the log-probability of all of its paths that stayed in the beam,
     plus the scores of its symbols from the scorers.
 
-    Use one object for many batches: on CUDA it captures a graph of a block of frames for each power
-    of two of utterances, unless a scorer reads from the device. The graphs refer to the memory of
-    parameters, so create a new object after parameters are moved or replaced.
+    Use one object for many batches: if the compiled op does not take the model, or other scores are
+    added, it captures on CUDA a graph of a block of frames for each power of two of utterances,
+    unless a scorer reads from the device. The graphs refer to the memory of parameters, so create a
+    new object after parameters are moved or replaced.
 
     Args:
         model: in evaluation mode.
@@ -169,10 +170,10 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
             self._silent_V = self._silent_V.to(encoded_NTE.device)
             self._graphs.clear()
         am_NTD = self.model.joiner.encoder_proj(encoded_NTE)
-        if am_NTD.device.type == "cpu" and am_NTD.dtype == torch.float32:
-            model = host_model(self.model, self._silent_V)
+        if am_NTD.device.type == "cpu" or not (self.scorers or self.ilm_scale):
+            model = compiled_model(self.model, self._silent_V, am_NTD, self.beam_size)
             if model is not None:
-                return self._frames_on_host(start, am_NTD, lengths_N, model)
+                return self._compiled_frames(start, am_NTD, lengths_N, model)
         loop: FrameLoop = partial(self._loop, start)
         packed = start.pack()
         if am_NTD.is_cuda and all(scorer.capturable for scorer in self.scorers):
@@ -196,26 +197,28 @@ class ModifiedBeamSearch(DeviceSearch[list[list[Hypothesis]]], StreamSearch):
             steps.append(step)
         return stack_steps(steps, beam.hash_NB), beam.pack()
 
-    def _frames_on_host(
+    def _compiled_frames(
         self, beam: _Beam, am_NTD: Tensor, lengths_N: Tensor, model: SearchModel
     ) -> tuple[_Beam, BeamSteps]:
-        """Search all frames by the CPU op; scorers are asked again when a hypothesis changes."""
-        host = HostBeam(model, am_NTD, lengths_N, BeamState(*beam._replace(scorers=()).pack()))
+        """Search all frames by the op; scorers are asked again when a hypothesis changes."""
+        compiled = CompiledBeam(
+            model, am_NTD, lengths_N, BeamState(*beam._replace(scorers=()).pack())
+        )
         scorers = beam.scorers
-        while host.has_frames_left:
-            fusion_NBV = self._fusion(scorers, host.state.lm)
-            host.search(fusion_NBV)
+        while compiled.has_frames_left:
+            fusion_NBV = self._fusion(scorers, compiled.state.lm)
+            compiled.search(fusion_NBV)
             if fusion_NBV is not None:
                 # Of the frames that were searched, only the last one may have symbols.
-                last = BeamSteps(*(field[:, host.frame - 1] for field in host.steps))
+                last = BeamSteps(*(field[:, compiled.frame - 1] for field in compiled.steps))
                 last.added.copy_(self._own_scores(last, fusion_NBV))
             if self.scorers:
-                parent_R, symbol_R, emits_R = host.last_step()
+                parent_R, symbol_R, emits_R = compiled.last_step()
                 taken = [take_rows(rows, parent_R) for rows in scorers]
                 scorers = advance_scorers(self.scorers, taken, symbol_R, emits_R)
-        score_NB, hash_NB, length_NB, *predictor = host.state
+        score_NB, hash_NB, length_NB, *predictor = compiled.state
         flat = tuple(x.flatten(0, 1) for x in predictor)
-        return _Beam(score_NB, hash_NB, length_NB, flat, scorers), host.steps
+        return _Beam(score_NB, hash_NB, length_NB, flat, scorers), compiled.steps
 
     def _start(self, utterances: int, device: torch.device) -> _Beam:
         """One empty hypothesis per utterance; the other rows have probability 0."""

@@ -3,27 +3,29 @@
 Axes: N batch, T encoder frames, E encoder width, D joiner width, M maximum symbols per frame,
 V vocabulary, A utterances that have not ended, K frames of a span.
 
-The loop over frames has a fixed number of iterations and masks utterances that have ended, so that
-nothing is read from the device until the end. On CUDA, blocks of frames are replayed as a graph,
+A compiled op searches the frames, for models that it takes (`compiled_search`). There are two loops
+for others, such as those with an LSTM.
+
+On CUDA the loop over frames has a fixed number of iterations and masks utterances that have ended,
+so that nothing is read from the device until the end. Blocks of frames are replayed as a graph,
 because launching the small kernels one by one would take most of the time.
 
-On the CPU, reading a result costs nothing. A compiled op searches the frames, for models that it
-takes. For others, such as those with an LSTM, `_greedy_spans` runs the predictor once per symbol
-and the joiner once per span of frames: until the next symbol, the predictor's output does not
-change, so one matrix product computes the next few frames, and those after the first symbol are
-discarded.
+On the CPU, reading a result costs nothing. `_greedy_spans` runs the predictor once per symbol and
+the joiner once per span of frames: until the next symbol, the predictor's output does not change,
+so one matrix product computes the next few frames, and those after the first symbol are discarded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from pruned_rnnt.decode.search.compiled_search import compiled_model
 from pruned_rnnt.decode.search.frame_graph import FrameGraphs, FrameLoop
 from pruned_rnnt.decode.search.greedy_frames import GreedyFrames, SearchByFrames
-from pruned_rnnt.decode.search.host_search import host_model
 from pruned_rnnt.decode.search.interface import Hypothesis, check_max_symbols, silent_mask
 from pruned_rnnt.decode.search.states import Rows, advance_predictor, start_predictor, take_rows
 from pruned_rnnt.model.speech_model import TransducerModel
@@ -37,7 +39,7 @@ _SPAN, _SPAN_OF_MANY, _MANY = 8, 4, 16
 class GreedySearch(SearchByFrames):
     """Follows the most probable symbol at every node: one path.
 
-    Use one object for many batches: it keeps the captured CUDA graphs. These refer to the memory
+    Use one object for many batches: it may keep captured CUDA graphs. These refer to the memory
     of the model's parameters, so create a new object after parameters are moved or replaced.
 
     Args:
@@ -91,17 +93,17 @@ class GreedySearch(SearchByFrames):
         if self._silent_V.device != am_NTD.device:
             self._silent_V = self._silent_V.to(am_NTD.device)
             self._graphs.clear()
-        loop: FrameLoop = self._on_host
-        if am_NTD.is_cuda:
+        model = compiled_model(self.model, self._silent_V, am_NTD)
+        loop: FrameLoop = self._spans
+        if model is not None:
+            loop = partial(self._compiled, model)
+        elif am_NTD.is_cuda:
             loop = self._graphs.loop(self._loop, am_NTD, predictor)
         (symbols_NTM, scores_NTM), state = loop(am_NTD, lengths_N, predictor)
         frames = am_NTD.size(1)
         return GreedyFrames(symbols_NTM[:, :frames], scores_NTM[:, :frames], state)
 
-    def _on_host(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
-        model = host_model(self.model, self._silent_V) if am_NTD.dtype == torch.float32 else None
-        if model is not None:
-            return self._compiled(model, am_NTD, lengths_N, predictor)
+    def _spans(self, am_NTD: Tensor, lengths_N: Tensor, predictor: Rows) -> tuple[Rows, Rows]:
         return _greedy_spans(
             self.model,
             am_NTD,
@@ -117,7 +119,7 @@ class GreedySearch(SearchByFrames):
         am_NTD, lengths_N = am_NTD.contiguous(), lengths_N.long().contiguous()
         state = PredictorState(*(x.clone(memory_format=torch.contiguous_format) for x in predictor))
         shape = (*am_NTD.shape[:2], self.max_symbols_per_frame)
-        outputs = torch.empty(shape, dtype=torch.int64), am_NTD.new_empty(shape)
+        outputs = lengths_N.new_empty(shape), am_NTD.new_empty(shape)
         greedy_frames(am_NTD, lengths_N, model, state, *outputs)
         return outputs, state
 

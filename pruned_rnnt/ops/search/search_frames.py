@@ -1,5 +1,5 @@
-"""Searches of some frames on the CPU, greedy and modified beam, for joiners of linear layers and
-stateless predictors.
+"""Searches of some frames, greedy and modified beam, for joiners of linear layers and stateless
+predictors.
 
     greedy   frame t, at most M times:  v = argmax log p(v | act(am(t) + lm)), the lowest of equal
              ones; blank or silent v: the next frame
@@ -24,6 +24,12 @@ from pruned_rnnt.ops.common.library import NEG_INF, Out, op
 from pruned_rnnt.ops.joiner.joiner_rows import activated
 from pruned_rnnt.ops.search.beam_rows import extend_beam, joint_log_probs, merge_equal
 
+# The most rows of a beam on a GPU.
+MOST_GPU_BEAM = 32
+# Rows of a tile, elements between them beside its width, and static shared memory of the kernels:
+# csrc/cuda/search/search_model.cuh.
+_TILE_ROWS, _TILE_GAP, _STATIC_BYTES = 8, 16, 4096
+
 
 class SearchModel(NamedTuple):
     """Predictor, joiner and options of a search; all tensors contiguous.
@@ -45,6 +51,19 @@ class SearchModel(NamedTuple):
     blank: int
     activation: int
     hat: bool
+
+
+def gpu_shared_bytes(model: SearchModel, beam: int) -> int:
+    """Shared memory that a block on a GPU needs for one utterance; beam: B, 0 for greedy search."""
+    places, _, width = model.tables.shape
+    vocabulary, joiner = model.output_weight.shape
+    tiles = -(-max(beam, 1) // _TILE_ROWS)
+    elements = tiles * _TILE_ROWS * (-(-max(width, joiner) // 32) * 32 + _TILE_GAP)
+    if beam:
+        elements += beam * (2 * joiner + vocabulary + 2 * places + 2)
+    else:
+        elements += joiner + places
+    return 4 * elements + _STATIC_BYTES
 
 
 def predicted(context: Tensor, model: SearchModel) -> Tensor:
@@ -92,7 +111,8 @@ def beam_frames(
 
     lengths (N) int64: in frames from there on, rows stay as they are. fusion (N,B,V): scores of
     other models after the sequences of the rows; then the search stops after the first frame that
-    changes a sequence or the order of rows. state is that before and after the frames. end (1)
+    changes a sequence or the order of rows. The kernel for GPUs takes no fusion, and beams within
+    MOST_GPU_BEAM and `gpu_shared_bytes`. state is that before and after the frames. end (1)
     int64 is the frame at which the search stopped, T without fusion; steps are written from `begin`
     until there. Rows of probability 0 have any parent, and symbols that do not matter.
     """
