@@ -14,11 +14,11 @@ from unittest import mock
 
 import torch
 
-from pruned_rnnt.transcribe import audio_recogniser, batches, recogniser, transcribe_command
+from pruned_rnnt.transcribe import audio_recogniser, batches, recogniser, transcript_files
 from pruned_rnnt.transcribe.joined_path import RecordingPath
 
 # Stage, and where the function that it consists of is looked up. `text`: from symbols on the host
-# to transcriptions; `files`: from these to files.
+# to transcriptions; `files`: from texts to files, in threads.
 _STAGES: tuple[tuple[str, Any, str], ...] = (
     ("features", batches, "batch_input"),
     ("encoder", recogniser, "encode_padded"),
@@ -26,7 +26,7 @@ _STAGES: tuple[tuple[str, Any, str], ...] = (
     ("alignment", recogniser, "launch_head_paths"),
     ("text", RecordingPath, "decoded"),
     ("text", audio_recogniser, "transcriptions"),
-    ("files", transcribe_command, "write_transcript"),
+    ("files", transcript_files, "write_file"),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import overload
@@ -29,7 +29,7 @@ from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.transcribe.batch_input import BatchDecoder, BatchInput, BestPaths
 from pruned_rnnt.transcribe.batches import SegmentBatches
 from pruned_rnnt.transcribe.endpoints import EndpointConfig
-from pruned_rnnt.transcribe.joined_path import JoinedPath
+from pruned_rnnt.transcribe.joined_path import JoinedPath, RecordingPath
 from pruned_rnnt.transcribe.recordings import (
     Audio,
     AudioList,
@@ -42,7 +42,7 @@ from pruned_rnnt.transcribe.speech_energy import EnergyDetector
 from pruned_rnnt.transcribe.speech_silero import SileroDetector
 from pruned_rnnt.transcribe.stream import Stream
 from pruned_rnnt.transcribe.stream_group import step
-from pruned_rnnt.transcribe.transcription import Transcription, transcriptions
+from pruned_rnnt.transcribe.transcription import NumberedResult, Transcription, transcriptions
 
 # Threads that read files; more would wait for Python's lock.
 _MOST_THREADS = 8
@@ -199,7 +199,6 @@ class AudioRecogniser(ABC):
             found.append(each)
         return found if recordings is audio else found[0]
 
-    @torch.inference_mode()
     def transcribe_each(
         self,
         audio: Iterable[Audio | Tensor],
@@ -227,6 +226,32 @@ class AudioRecogniser(ABC):
         Raises:
             ValueError: audio is a path.
             Exception: that of the iterator `audio`, after the results of all taken before it.
+        """
+        results = self.transcribe_numbered(
+            audio, sampling_rate=sampling_rate, channel=channel, on_seconds=on_seconds, words=words
+        )
+        early: dict[int, Transcription | Exception] = {}
+        number = 0
+        with closing(results):
+            for each in results:
+                early[each.number] = each.result
+                while number in early:
+                    yield early.pop(number)
+                    number += 1
+
+    @torch.inference_mode()
+    def transcribe_numbered(
+        self,
+        audio: Iterable[Audio | Tensor],
+        *,
+        sampling_rate: int = SAMPLING_RATE,
+        channel: int | None = None,
+        on_seconds: Callable[[float], None] | None = None,
+        words: bool = True,
+    ) -> Generator[NumberedResult, None, None]:
+        """As `transcribe_each`, but yields each result as soon as it is known.
+
+        Recordings of similar lengths are decoded together, so that others may wait for long.
         """
         if isinstance(audio, str | Path):
             raise ValueError(f"audio is {str(audio)!r}, needs a list of recordings: [{audio!r}]")
@@ -270,7 +295,7 @@ class AudioRecogniser(ABC):
         self,
         recordings: Iterable[tuple[RecordingReader, Iterable[Segment | WholeRecording]]],
         with_words: bool,
-    ) -> Iterator[Transcription | Exception]:
+    ) -> Iterator[NumberedResult]:
         """Transcribe what readers read, each with its segments."""
         decoder = BatchDecoder(
             self._best_paths,
@@ -317,11 +342,16 @@ class AudioRecogniser(ABC):
                     break
                 batches.add(recording, part)
             recording.frames, recording.warning = reader.frames, reader.warning
-            yield from transcriptions(batches.done(), self.tokenizer)
+            yield from self._results(batches.done())
         batches.finish()
-        yield from transcriptions(batches.done(), self.tokenizer)
+        yield from self._results(batches.done())
         if failure is not None:
             raise failure
+
+    def _results(self, done: Sequence[RecordingPath]) -> Iterator[NumberedResult]:
+        found = transcriptions(done, self.tokenizer)
+        for recording, result in zip(done, found, strict=True):
+            yield NumberedResult(recording.number, result)
 
     def transcribe_features(self, features_TF: Tensor | FloatArray) -> Transcription:
         """Transcribe log-mel features (T, F) of floats.

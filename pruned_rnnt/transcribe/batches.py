@@ -1,8 +1,8 @@
-"""Decode the segments of many recordings together; results in the order of the recordings.
+"""Decode the segments of many recordings together.
 
 Segments wait until there is audio for some batches. Batches then have segments of similar length,
 because padding takes as long as audio. A recording is done when all of its segments are decoded,
-and no later one is returned before it.
+often before earlier ones.
 
 On a GPU, a batch is launched before the results of the one before are read, so that the GPU
 computes while the host makes texts and collects the next batch.
@@ -11,7 +11,6 @@ computes while the host makes texts and collects the next batch.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
@@ -87,7 +86,10 @@ class SegmentBatches:
         self._most_frames = most_frames
         self._with_words = with_words
         self._lost_speech = lost_speech
-        self._recordings: deque[RecordingPath] = deque()
+        # Those that are not done, and how many there were before the next one.
+        self._recordings: list[RecordingPath] = []
+        self._started = 0
+        self._has_decoded = False
         self._waiting: list[_Waiting] = []
         self._frames = 0
         self._batches_waiting: float = _FIRST_BATCHES
@@ -97,7 +99,8 @@ class SegmentBatches:
 
     def start(self, path: JoinedPath) -> RecordingPath:
         """The next recording."""
-        recording = RecordingPath(path)
+        recording = RecordingPath(path, self._started)
+        self._started += 1
         self._recordings.append(recording)
         return recording
 
@@ -114,13 +117,16 @@ class SegmentBatches:
             self._batches_waiting = min(2 * self._batches_waiting, _MOST_BATCHES)
 
     def done(self) -> list[RecordingPath]:
-        """The recordings that are decoded, in order, up to the first one that waits.
+        """The recordings that are decoded. The newest recording must have ended.
 
-        The newest recording must have ended. No recording is returned twice.
+        No recording is returned twice.
         """
-        done = []
-        while self._recordings and not self._recordings[0].waiting:
-            done.append(self._recordings.popleft())
+        # Of recordings alone that are decoded in no batch, such as those that cannot be read.
+        changed = self._recordings if self._has_decoded else self._recordings[-1:]
+        done = [recording for recording in changed if not recording.waiting]
+        if done:
+            self._recordings = [each for each in self._recordings if each.waiting]
+        self._has_decoded = False
         return done
 
     def finish(self) -> None:
@@ -194,6 +200,7 @@ class SegmentBatches:
         for item in batch:
             if item.recording.error is not None:
                 item.recording.decoded(item.number, None)
+                self._has_decoded = True
         if not usable:
             return
         best: list[DecodedSegment | None] | None = None
@@ -213,6 +220,7 @@ class SegmentBatches:
             yield from self._decode(usable[: len(usable) // 2])
             yield from self._decode(usable[len(usable) // 2 :])
             return
+        self._has_decoded = True
         for item, segment in zip(usable, best, strict=True):
             if segment is not None and (problem := score_problem(segment.hypothesis)):
                 item.recording.error = ValueError(problem)

@@ -276,12 +276,14 @@ class DecodedSegment(NamedTuple):
 class RecordingPath:
     """What is known of one recording.
 
+    number: of those before it.
     error: why it could not be read or decoded.
     frames, warning: feature frames, and the warning of the transcription; known at the end.
     segments: how many were added; waiting: how many of them are not decoded yet.
     """
 
     path: JoinedPath
+    number: int = 0
     error: Exception | None = None
     frames: int = 0
     warning: str = ""

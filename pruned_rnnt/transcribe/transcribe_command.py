@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import logging
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,33 +27,22 @@ from pruned_rnnt.transcribe.live import RawLayout, RawSource, transcribe_raw
 from pruned_rnnt.transcribe.lost_speech import Mark
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.stream import Stream
+from pruned_rnnt.transcribe.transcript_files import (
+    AudioInput,
+    TranscriptFiles,
+    transcript_file,
+)
 from pruned_rnnt.transcribe.transcription import (
-    Transcription,
+    NumberedResult,
     is_transcript,
     mark_text,
     transcript,
-    without_surrogates,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 logger = logging.getLogger(__name__)
-
-# Errors of a disk that later transcripts would have, too.
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
-# File name suffixes that differ from the name of the format.
-_SUFFIXES = {"text": "txt"}
-
-
-class AudioInput(NamedTuple):
-    """An audio file and the name of its transcript.
-
-    name: without the suffix: the file's name, or its path below the folder that was searched.
-    """
-
-    path: Path
-    name: str
 
 
 class AudioInputs(NamedTuple):
@@ -144,7 +133,8 @@ def run_transcribe(
     options: argparse.Namespace,
     console: Console | None = None,
 ) -> bool:
-    """Print or write the transcript of each file; False if a file has none.
+    """Print the transcript of each file, or write them as soon as they are known; False if a file
+    has none.
 
     An error is printed for each such file, and the other files are still transcribed, unless the
     disk is full or fails. Marks of speech without text, or text without speech, are printed to
@@ -152,59 +142,47 @@ def run_transcribe(
 
     Args:
         console: shows a progress bar for each file.
+
+    Raises:
+        OSError: the disk is full or fails, or standard output cannot be written to.
     """
     if options.output is not None:
         require_writable(options.output, "choose another --output")
     done = True
     words = options.times or options.format != "text"
     paths = [item.path for item in inputs]
-    results = _transcriptions(recogniser, paths, words, options.channel, console)
-    for item, result in zip(inputs, results, strict=True):
-        if isinstance(result, Exception):
-            print(f"pruned-rnnt transcribe: {_reason(item.path, result)}", file=sys.stderr)
-            done = False
-            continue
-        if result.warning:
-            kind = "" if options.strict else "warning: "
-            print(f"pruned-rnnt transcribe: {kind}{item.path}: {result.warning}", file=sys.stderr)
-            if options.strict:
+    results = _transcriptions(
+        recogniser,
+        paths,
+        words=words,
+        channel=options.channel,
+        in_order=options.output is None,
+        console=console,
+    )
+    with TranscriptFiles() as files:
+        for number, result in results:
+            item = inputs[number]
+            if isinstance(result, Exception):
+                print(f"pruned-rnnt transcribe: {_reason(item.path, result)}", file=sys.stderr)
                 done = False
                 continue
-        done = write_transcript(result, item, options) and done
-        for mark in result.marks:
-            print(f"{item.path}: {mark_text(mark)}", file=sys.stderr)
-    return done
-
-
-def write_transcript(result: Transcription, item: AudioInput, options: argparse.Namespace) -> bool:
-    """Print the transcript of a file, or write it to the folder `options.output`; False, and an
-    error is printed, if it cannot be written there.
-
-    Raises:
-        OSError: the disk is full or fails, or standard output cannot be written to.
-    """
-    name = item.name if options.format == "ctm" else str(item.path)
-    text = transcript(result, name, options.format, options.times)
-    if options.output is None:
-        with naming_stdout():
-            print(text, end="", flush=True)
-        return True
-    target = _target(item, options)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    except OSError as error:
-        if error.errno in _OF_THE_DISK:
-            raise
-        print(
-            f"pruned-rnnt transcribe: {item.path}: its transcript cannot be written: {error}; "
-            "rename the audio file, or choose another --output",
-            file=sys.stderr,
-        )
-        return False
-    with naming_stdout():
-        print(f"wrote {without_surrogates(str(target))}")
-    return True
+            if result.warning:
+                kind = "" if options.strict else "warning: "
+                line = f"{kind}{item.path}: {result.warning}"
+                print(f"pruned-rnnt transcribe: {line}", file=sys.stderr)
+                if options.strict:
+                    done = False
+                    continue
+            name = item.name if options.format == "ctm" else str(item.path)
+            text = transcript(result, name, options.format, options.times)
+            if options.output is not None:
+                files.add(text, item, transcript_file(item, options))
+            else:
+                with naming_stdout():
+                    print(text, end="", flush=True)
+            for mark in result.marks:
+                print(f"{item.path}: {mark_text(mark)}", file=sys.stderr)
+    return done and files.all_written
 
 
 def _reason(path: Path, error: Exception) -> str:
@@ -219,26 +197,34 @@ def _reason(path: Path, error: Exception) -> str:
 def _transcriptions(
     recogniser: AudioRecogniser,
     paths: Sequence[Path],
+    *,
     words: bool,
     channel: int | None,
+    in_order: bool,
     console: Console | None,
-) -> Iterator[Transcription | Exception]:
-    """Transcribe files under a progress bar: of all files, or in seconds if one takes long."""
+) -> Iterator[NumberedResult]:
+    """The results of files, each with its place, under a progress bar: of all files, or in seconds
+    if one takes long."""
     if recogniser.batch_seconds and len(paths) > 1:
         with progress_bar(console, "transcribing, files", len(paths)) as bar:
-            results = recogniser.transcribe_each(paths, channel=channel, words=words)
-            for number, result in enumerate(results, start=1):
-                bar.show(number)
+            results: Iterable[NumberedResult]
+            if in_order:
+                each = recogniser.transcribe_each(paths, channel=channel, words=words)
+                results = starmap(NumberedResult, enumerate(each))
+            else:
+                results = recogniser.transcribe_numbered(paths, channel=channel, words=words)
+            for count, result in enumerate(results, start=1):
+                bar.show(count)
                 yield result
         return
-    for number, path in enumerate(paths, start=1):
-        name = f"{number}/{len(paths)} {path.name}, seconds"
+    for number, path in enumerate(paths):
+        name = f"{number + 1}/{len(paths)} {path.name}, seconds"
         with progress_bar(console, name, seconds_in_header(path)) as bar:
             found = recogniser.transcribe_each(
                 [path], channel=channel, on_seconds=bar.show, words=words
             )
             done = list(found)
-        yield from done
+        yield from (NumberedResult(number, result) for result in done)
 
 
 def segment_config(options: argparse.Namespace) -> SegmentConfig:
@@ -340,7 +326,7 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--output is {options.output}, but {folder} is a file, not a folder")
     for item in files:
-        target = _target(item, options)
+        target = transcript_file(item, options)
         # Not Path.exists, which raises an error for a name that is too long.
         if not os.access(target, os.F_OK):
             continue
@@ -363,10 +349,3 @@ class _Repeated(NamedTuple):
 def _first_repeated(names: Iterable[str]) -> _Repeated | None:
     repeated = (_Repeated(*each) for each in Counter(names).items() if each[1] > 1)
     return next(repeated, None)
-
-
-def _target(item: AudioInput, options: argparse.Namespace) -> Path:
-    """The file that a transcript is written to."""
-    suffix = _SUFFIXES.get(options.format, options.format)
-    target: Path = options.output / f"{item.name}.{suffix}"
-    return target

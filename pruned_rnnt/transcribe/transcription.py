@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from pruned_rnnt.data.tokens.text_normalisation import (
     joins_the_character_before,
@@ -67,6 +68,13 @@ class Transcription:
 
     def __str__(self) -> str:
         return self.text
+
+
+class NumberedResult(NamedTuple):
+    """The transcription of a recording, or why it has none; number: of those before it."""
+
+    number: int
+    result: Transcription | Exception
 
 
 def transcriptions(

@@ -148,7 +148,7 @@ def test_a_full_disk_ends_the_command(
     def full(path: Path, *_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     command = ["transcribe", str(model), str(folder), "--output", str(tmp_path / "out")]
     assert main(command) == EXIT_FAILED
     assert capsys.readouterr().err.count("No space left on device") == 1

@@ -19,8 +19,10 @@ from pruned_rnnt.decode.search.interface import Hypothesis
 from pruned_rnnt.decode.word_times import TimedWord, timed_tokens, timed_words
 from pruned_rnnt.transcribe.joined_path import JoinedPath, RecordingPath, SegmentPlace
 from pruned_rnnt.transcribe.lost_speech import Mark
-from pruned_rnnt.transcribe.transcribe_command import AudioInput, write_transcript
+from pruned_rnnt.transcribe.transcribe_command import run_transcribe
+from pruned_rnnt.transcribe.transcript_files import AudioInput, TranscriptFiles
 from pruned_rnnt.transcribe.transcription import (
+    NumberedResult,
     Transcription,
     is_transcript,
     subtitles,
@@ -51,20 +53,63 @@ def test_json_lines() -> None:
     assert values["words"][1] == {"word": "twö", "start": 0.4, "end": 0.6, "confidence": 0.5}
 
 
+class _Example:
+    """A recogniser that finds `example` in all recordings."""
+
+    batch_seconds = 1.0
+
+    def transcribe_each(self, audio: list[Path], **_: object) -> list[Transcription]:
+        return [example() for _ in audio]
+
+    def transcribe_numbered(self, audio: list[Path], **_: object) -> list[NumberedResult]:
+        return [NumberedResult(number, example()) for number in reversed(range(len(audio)))]
+
+
 @pytest.mark.parametrize("kind", ["text", "jsonl", "srt", "ctm"])
 def test_names_that_are_no_utf8(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(os.fsdecode(b"caf\xe9.wav"))
+    paths = [Path(os.fsdecode(b"caf\xe9.wav")), Path("b.wav")]
     output = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     monkeypatch.setattr(sys, "stdout", output)
     for folder in (None, tmp_path):
-        options = Namespace(format=kind, output=folder, times=False)
-        write_transcript(example(), AudioInput(path, path.stem), options)
-    (written,) = tmp_path.iterdir()
+        options = Namespace(format=kind, output=folder, times=False, channel=None)
+        items = [AudioInput(path, path.stem) for path in paths]
+        assert run_transcribe(_Example(), items, options)  # type: ignore[arg-type]
+    _, written = sorted(tmp_path.iterdir())
     assert os.fsencode(written.stem) == b"caf\xe9"
     output.flush()
     shown = output.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert shown.startswith(written.read_text())
     assert "caf\\udce9" in shown
+
+
+def test_files_are_written_in_order_and_after_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dir.txt").mkdir()
+    names = [f"{number:03d}" for number in range(600)]
+    with TranscriptFiles() as files:
+        for name in [*names, "dir"]:
+            files.add(name, AudioInput(Path(f"{name}.wav"), name), tmp_path / f"{name}.txt")
+    assert not files.all_written
+    shown = capsys.readouterr()
+    assert shown.out.splitlines() == [f"wrote {tmp_path / name}.txt" for name in names]
+    assert shown.err.startswith("pruned-rnnt transcribe: dir.wav: its transcript cannot be written")
+    assert all((tmp_path / f"{name}.txt").read_text() == name for name in names)
+
+    def interrupted() -> None:
+        with TranscriptFiles() as files:
+            for name in names:
+                files.add("new", AudioInput(Path(f"{name}.wav"), name), tmp_path / f"{name}.txt")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert all((tmp_path / f"{name}.txt").read_text() == "new" for name in names)
+
+
+def test_a_full_disk_ends_the_command() -> None:
+    with pytest.raises(OSError, match="No space left on device"), TranscriptFiles() as files:
+        files.add("a", AudioInput(Path("a.wav"), "a"), Path("/dev/full"))
 
 
 def test_subtitle_times_have_hours() -> None:

@@ -1,0 +1,116 @@
+"""The files of transcripts, which threads write while the next recordings are decoded.
+
+Creating a file may take a millisecond, on a network disk or in a container, and the thread that
+decodes would give a GPU no work in that time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import sys
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from pruned_rnnt.system.console import naming_stdout
+from pruned_rnnt.transcribe.transcription import without_surrogates
+
+_THREADS = 2
+# Files that are being written or wait for a thread.
+_MOST_WAITING = 256
+# Errors of a disk that later transcripts would have, too.
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+# File name suffixes that differ from the name of the format.
+_SUFFIXES = {"text": "txt"}
+
+
+class AudioInput(NamedTuple):
+    """An audio file and the name of its transcript.
+
+    name: without the suffix: the file's name, or its path below the folder that was searched.
+    """
+
+    path: Path
+    name: str
+
+
+def transcript_file(item: AudioInput, options: argparse.Namespace) -> Path:
+    """The file in the folder `options.output` that a transcript is written to."""
+    suffix = _SUFFIXES.get(options.format, options.format)
+    target: Path = options.output / f"{item.name}.{suffix}"
+    return target
+
+
+class _Writing(NamedTuple):
+    item: AudioInput
+    target: Path
+    written: Future[None]
+
+
+class TranscriptFiles:
+    """Writes files, and prints the name of each once it is written, in the order of `add`.
+
+    A context, at whose end all files are written, also those added before an error.
+
+    Attributes:
+        all_written: False, and an error was printed, once a file could not be written.
+    """
+
+    def __init__(self) -> None:
+        self.all_written = True
+        self._pool = ThreadPoolExecutor(_THREADS, "transcripts")
+        self._waiting: deque[_Writing] = deque()
+
+    def add(self, text: str, item: AudioInput, target: Path) -> None:
+        """Write the transcript of a file soon.
+
+        Raises:
+            OSError: the disk is full or fails, or standard output cannot be written to.
+        """
+        self._waiting.append(_Writing(item, target, self._pool.submit(write_file, target, text)))
+        while self._waiting and (
+            self._waiting[0].written.done() or len(self._waiting) > _MOST_WAITING
+        ):
+            self._report(self._waiting.popleft())
+
+    def __enter__(self) -> TranscriptFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._pool:
+            # After an error the files are written too, but nothing more is printed.
+            while self._waiting and error is None:
+                self._report(self._waiting.popleft())
+
+    def _report(self, writing: _Writing) -> None:
+        try:
+            writing.written.result()
+        except OSError as error:
+            if error.errno in _OF_THE_DISK:
+                raise
+            print(
+                f"pruned-rnnt transcribe: {writing.item.path}: its transcript cannot be written: "
+                f"{error}; rename the audio file, or choose another --output",
+                file=sys.stderr,
+            )
+            self.all_written = False
+            return
+        with naming_stdout():
+            print(f"wrote {without_surrogates(str(writing.target))}")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text file and the folders that it needs."""
+    try:
+        path.write_bytes(text.encode())
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
