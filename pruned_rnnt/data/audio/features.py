@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -43,6 +45,8 @@ LOWEST_HERTZ, HIGHEST_HERTZ = 20.0, SAMPLING_RATE / 2 - 400
 _LEAST_ENERGY = torch.finfo(torch.float32).eps
 # Frames that are computed at once, in about 10 KiB each.
 _MOST_FRAMES = 100_000
+# Samples that one thread copies, and threads for more.
+_COPIED_ALONE, _COPYING_THREADS = 1 << 22, 4
 _LOG_EPSILON = math.log(1e-10)  # as in lhotse
 # Added to NeMo's energies before the logarithm.
 _NEMO_LEAST_ENERGY = 2.0**-24
@@ -163,7 +167,8 @@ def _padded(samples: Sequence[FloatArray | Pcm16Array], size: int, *, pinned: bo
     are_integers = all(samples_S.dtype == np.int16 for samples_S in samples)
     dtype = torch.int16 if are_integers else torch.float32
     padded_NS = torch.empty((len(samples), size), dtype=dtype, pin_memory=pinned)
-    for row_S, samples_S in zip(padded_NS.numpy(), samples, strict=True):
+
+    def fill(row_S: npt.NDArray[Any], samples_S: FloatArray | Pcm16Array) -> None:
         count = max(len(samples_S), MIN_SAMPLES)
         row_S[: len(samples_S)] = samples_S
         row_S[len(samples_S) :] = 0
@@ -171,6 +176,15 @@ def _padded(samples: Sequence[FloatArray | Pcm16Array], size: int, *, pinned: bo
             row_S[: len(samples_S)] *= 2**-15
         end = frame_count(count) * FRAME_SAMPLES + (_WINDOW - FRAME_SAMPLES) // 2
         row_S[count:end] = row_S[count - max(0, end - count) : count][::-1]
+
+    rows_NS = padded_NS.numpy()
+    if padded_NS.numel() < _COPIED_ALONE:
+        for row_S, samples_S in zip(rows_NS, samples, strict=True):
+            fill(row_S, samples_S)
+    else:
+        # Copies run outside of Python's lock, so that the GPU's next work is launched earlier.
+        with ThreadPoolExecutor(_COPYING_THREADS) as pool:
+            list(pool.map(fill, rows_NS, samples))
     return padded_NS
 
 
