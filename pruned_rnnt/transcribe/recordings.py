@@ -1,9 +1,11 @@
 """The input of transcription: files or samples, cut into segments, and read ahead in threads, in
 constant memory.
 
-Decoders and resamplers run outside of Python's lock, so that a few threads keep a GPU busy. The
-thread that uses the recordings launches kernels and needs this lock all the time; what is exchanged
-for every recording is therefore little: two queues that are implemented in C.
+Decoders and resamplers run outside of Python's lock, so that a few threads keep a GPU busy. Each
+computes features by itself: with torch's usual number of threads, a machine of sixteen processors
+would have over a hundred that wait for each other. The thread that uses the recordings launches
+kernels and needs Python's lock all the time; what is exchanged for every recording is therefore
+little: two queues that are implemented in C.
 
 Axes: S samples, T feature frames, F mel bins.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,6 +23,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from pruned_rnnt.data.audio.audio_stream import FeatureStream, short_or_blocks
@@ -229,15 +233,18 @@ def read_ahead(
     Raises:
         Exception: that of taking the next recording, after those that were taken before it.
     """
-    stop = Event()
+    stop, started = Event(), Semaphore(0)
     waiting: deque[tuple[_Recording, _Reading[Any]]] = deque()
     tasks: SimpleQueue[_Reading[Any] | None] = SimpleQueue()
     workers = [
-        Thread(target=_read_each, args=(tasks, stop), name=f"audio_{number}", daemon=True)
+        Thread(target=_read_each, args=(tasks, stop, started), name=f"audio_{number}", daemon=True)
         for number in range(threads)
     ]
-    for worker in workers:
-        worker.start()
+    with _torch_threads_kept():
+        for worker in workers:
+            worker.start()
+        for _ in workers:
+            started.acquire()
     source = iter(recordings)
     failure: Exception | None = None
     try:
@@ -263,8 +270,24 @@ def read_ahead(
             worker.join()
 
 
-def _read_each(tasks: SimpleQueue[_Reading[Any] | None], stop: Event) -> None:
+@contextmanager
+def _torch_threads_kept() -> Iterator[None]:
+    """Threads may call torch.set_num_threads, for themselves.
+
+    torch also takes the last number for threads that are started later, until another call.
+    """
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _read_each(tasks: SimpleQueue[_Reading[Any] | None], stop: Event, started: Semaphore) -> None:
     """Read one recording after the other, in a thread."""
+    torch.get_num_threads()  # the first use in a thread sets the number to that of the process
+    torch.set_num_threads(1)
+    started.release()
     while (reading := tasks.get()) is not None:
         if not stop.is_set():
             reading.run()

@@ -33,6 +33,7 @@ from pruned_rnnt.transcribe.recogniser import Recogniser
 from pruned_rnnt.transcribe.recordings import WholeRecording, read_ahead
 from pruned_rnnt.transcribe.segments import SegmentConfig
 from pruned_rnnt.transcribe.transcription import Transcription
+from tests.ops.native_batches import torch_threads
 from tests.tiny_models import tiny_conformer, tiny_model, tiny_zipformer
 from tests.transcribe.random_model import save_random_model, sound
 
@@ -254,6 +255,17 @@ def test_threads_end_with_the_reader() -> None:
     while threading.active_count() > before:
         assert time.monotonic() < limit
         time.sleep(0.01)
+
+
+def test_readers_alone_use_one_torch_thread() -> None:
+    def own_threads() -> Iterator[int]:
+        yield torch.get_num_threads()
+
+    with torch_threads(3), ThreadPoolExecutor(1) as later:
+        reading = read_ahead([own_threads() for _ in range(3)], threads=2, recordings_ahead=2)
+        assert [list(parts) for _, parts in reading] == [[1]] * 3
+        assert torch.get_num_threads() == 3
+        assert later.submit(torch.get_num_threads).result() == 3
 
 
 def test_an_error_is_raised_where_the_parts_are_used() -> None:
