@@ -24,7 +24,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 @dataclass(frozen=True, kw_only=True)
 class BeamCase:
     """lengths: frames of each utterance; begin: the first frame; fusion: with scores of another
-    model; blank_logit: added to that of blank."""
+    model; blank_logit: added to that of blank; spread: of logits and projections, whatever the
+    widths; 0 for weights of 1."""
 
     lengths: list[int]
     vocabulary: int
@@ -39,6 +40,7 @@ class BeamCase:
     begin: int = 0
     silent: tuple[int, ...] = ()
     blank_logit: float = 2.0
+    spread: float = 0.0
 
 
 def skip_without_kernel(op: str, device: str) -> None:
@@ -64,9 +66,9 @@ def beam_model(case: BeamCase) -> SearchModel:
     silent[list(case.silent)] = True
     return SearchModel(
         tables,
-        torch.randn(D, P),
+        torch.randn(D, P) * (case.spread / P**0.5 if case.spread else 1.0),
         torch.randn(D),
-        torch.randn(V, D),
+        torch.randn(V, D) * (case.spread / D**0.5 if case.spread else 1.0),
         output_bias,
         silent,
         case.blank,

@@ -103,6 +103,32 @@ def test_wide_beams_of_several_tiles_find_the_same(device: str) -> None:
 
 
 @pytest.mark.gpu
+def test_models_of_usual_sizes_find_what_the_cpu_finds() -> None:
+    for op in ("cuda", "cpu"):
+        skip_without_kernel("beam_frames", op)
+    torch.manual_seed(11)
+    for vocabulary, joiner, predictor in ((500, 512, 512), (5000, 640, 320), (33, 514, 130)):
+        lengths = [90, 0, *torch.randint(1, 90, (70,)).tolist()]
+        case = BeamCase(
+            lengths=lengths,
+            vocabulary=vocabulary,
+            joiner=joiner,
+            predictor=predictor,
+            spread=2.0,
+            blank_logit=6.0,
+        )
+        call = beam_call(case)
+        found, expected = run(call, "cuda"), run(call)
+        # Rounding decides between paths of nearly equal probability.
+        same = found[0].hash[:, 0] == expected[0].hash[:, 0]
+        assert float(same.float().mean()) > 0.97
+        torch.testing.assert_close(
+            found[0].score[:, 0], expected[0].score[:, 0], rtol=1e-4, atol=1e-3
+        )
+        assert 0 < int(found[0].length[0, 0]) < 90
+
+
+@pytest.mark.gpu
 def test_models_that_a_gpu_does_not_hold_are_refused() -> None:
     skip_without_kernel("beam_frames", "cuda")
     beam = beam_call(BeamCase(lengths=[2], vocabulary=60_000, beam=2))

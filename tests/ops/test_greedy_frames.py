@@ -158,3 +158,28 @@ def test_many_utterances_share_a_block(device: str) -> None:
     lengths = torch.randint(0, 30, (700,)).tolist()
     call = greedy_call(BeamCase(lengths=lengths, vocabulary=9, joiner=64, predictor=32), 2)
     assert_same(run(call, device), fallback(call))
+
+
+@pytest.mark.gpu
+def test_models_of_usual_sizes_find_what_the_cpu_finds() -> None:
+    skip_without_kernel("greedy_frames", "cuda")
+    skip_without_kernel("greedy_frames", "cpu")
+    torch.manual_seed(11)
+    for vocabulary, joiner, predictor in ((500, 512, 512), (5000, 640, 320), (33, 514, 130)):
+        lengths = [90, 0, *torch.randint(1, 90, (140,)).tolist()]
+        case = BeamCase(
+            lengths=lengths,
+            vocabulary=vocabulary,
+            joiner=joiner,
+            predictor=predictor,
+            spread=2.0,
+            blank_logit=6.0,
+        )
+        call = greedy_call(case, 2)
+        found, expected = run(call, "cuda"), run(call)
+        # Rounding decides between symbols of nearly equal probability.
+        same = (found[2] == expected[2]).flatten(1).all(dim=1)
+        assert float(same.float().mean()) > 0.97
+        assert 0 < int((found[2][0] >= 0).sum()) < 90
+        for got, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(got[same], want[same], rtol=1e-4, atol=1e-4)
