@@ -89,6 +89,8 @@ def valid_calls(device: str) -> dict[str, list[Call]]:
     else:
         half = torch.bfloat16
         tables += [
+            (call for call in beam_frames_calls(SHAPE[1], 6) if call.inputs[3] is None),
+            greedy_frames_calls(SHAPE[1], 6),
             split_simple_calls(batch, vocabulary, torch.float32),
             active_calls(batch, vocabulary, half, 16),
             gradient_calls(batch, vocabulary, half, 16, torch.float32),

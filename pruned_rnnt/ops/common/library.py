@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.utils import checkpoint
 
 NAMESPACE = "pruned_rnnt"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -125,15 +126,27 @@ def new_outputs(
     return like.new_empty((count, *shape), dtype=dtype).unbind(0)
 
 
+def declare(schema: str) -> torch._ops.OpOverload:
+    """Adds an op `name(...) -> ()` without kernels; returns the overload to call."""
+    LIBRARY.define(schema)
+    overload: torch._ops.OpOverload = getattr(
+        torch.ops.pruned_rnnt, schema.partition("(")[0]
+    ).default
+    # Selective checkpointing keeps what an op returns, which is nothing: the outputs of an op that
+    # it keeps would stay uninitialised in the second pass. Ops in this set are always run again.
+    always_run: set[torch._ops.OpOverload] = getattr(checkpoint, "SAC_IGNORED_OPS", set())
+    always_run.add(overload)
+    return overload
+
+
 def define(schema: str, fallback: Callable[..., None]) -> torch._ops.OpOverload:
     """Adds an op `name(...) -> ()` with its fallback; returns the overload to call."""
     name = schema.partition("(")[0]
-    LIBRARY.define(schema)
+    overload = declare(schema)
     LIBRARY.impl(name, _with_warning(fallback), "CompositeExplicitAutograd")
     # The fake does nothing: outputs come in as arguments, shapes are already known.
     LIBRARY.impl(name, lambda *_, **__: None, "Meta")
     FALLBACKS[name] = fallback
-    overload: torch._ops.OpOverload = getattr(torch.ops.pruned_rnnt, name).default
     return overload
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.ops.common.library import LIBRARY, accumulator, new_outputs
+from pruned_rnnt.ops.common.library import LIBRARY, accumulator, declare, new_outputs
 from pruned_rnnt.ops.common.native import has_native_kernel
 from pruned_rnnt.ops.joiner.fused_log_probs import JoinerPlan
 from pruned_rnnt.ops.simple.simple_loss import SimpleOptions
@@ -109,7 +109,7 @@ LIBRARY.define("pruned_step_layout(Tensor(a!) fields) -> ()")
 # (2,N), or reduced, () and (2), then with the three of each utterance in utterance_losses (3,N).
 # With grads_in_forward also what pruned_step_rows_backward computes; with durations also stay
 # (N,T,W) and gd (N,T,W,K).
-LIBRARY.define(
+declare(
     "pruned_step_forward(Tensor encoder, Tensor predictor, Tensor[] layers, Tensor targets, "
     "Tensor logit_lengths, Tensor target_lengths, Tensor fields, int[] durations, "
     "Tensor(a!) saved, Tensor(b!) work, Tensor(c!) gx, Tensor(d!) gy, Tensor(e!) start, "
@@ -119,7 +119,7 @@ LIBRARY.define(
 # The gradients of total and of the two losses, None for none -> in saved what layers_backward
 # reads; sums, acc: the gradients of the output layer's weight (O,D) and bias (O), with O = V+K
 # rounded up. work as the forward has left it.
-LIBRARY.define(
+declare(
     "pruned_step_rows_backward(Tensor? grad_total, Tensor? grad_simple, Tensor? grad_pruned, "
     "Tensor targets, Tensor logit_lengths, Tensor target_lengths, Tensor start, Tensor fields, "
     "Tensor(a!) saved, Tensor(b!) work, Tensor(c!) sums) -> ()"
@@ -127,7 +127,7 @@ LIBRARY.define(
 # -> gradients of the inputs in their dtype, of the weights (V'+D+K',E) and (V'+D+K',P) of the
 # layers that read each input in their dtype, None for what is not wanted; and in sums, behind the
 # output layer's, of the biases (V'+D+K'), acc, of each. K' = K rounded up.
-LIBRARY.define(
+declare(
     "pruned_step_layers_backward(Tensor encoder, Tensor predictor, Tensor fields, "
     "Tensor(a!) saved, Tensor(b!)? grad_encoder, Tensor(c!)? grad_predictor, "
     "Tensor(d!)? encoder_weights, Tensor(e!)? predictor_weights, Tensor(f!) sums) -> ()"
