@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
@@ -27,6 +27,34 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file under another name, then rename it; an error leaves the old file as it is.
+
+    Raises:
+        OSError: with the name `path`.
+    """
+    # Without the name, which may be as long as names can be.
+    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        try:
+            temporary.write_bytes(content)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        _remove(temporary)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except BaseException:
+        _remove(temporary)
+        raise
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 @contextmanager

@@ -322,6 +322,13 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
             f"{different.files} audio files are called {different.name}: their transcripts in "
             f"{options.output} would overwrite each other"
         )
+    targets = {transcript_file(item, options) for item in files}
+    for target in targets:
+        if different_folder := targets.intersection(target.parents):
+            raise UsageError(
+                f"the transcripts {different_folder.pop()} and {target} cannot both be written: "
+                "rename one of the audio files"
+            )
     for folder in (options.output, *options.output.parents):
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--output is {options.output}, but {folder} is a file, not a folder")

@@ -11,11 +11,13 @@ import errno
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
 from pruned_rnnt.system.console import naming_stdout
+from pruned_rnnt.system.whole_files import write_whole
 from pruned_rnnt.transcribe.transcription import without_surrogates
 
 _THREADS = 2
@@ -23,6 +25,8 @@ _THREADS = 2
 _MOST_WAITING = 256
 # Errors of a disk that later transcripts would have, too.
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+_RENAME = "rename the audio file, or choose another --output"
+_ADVICE = dict.fromkeys((errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ), _RENAME)
 # File name suffixes that differ from the name of the format.
 _SUFFIXES = {"text": "txt"}
 
@@ -85,10 +89,15 @@ class TranscriptFiles:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._pool:
-            # After an error the files are written too, but nothing more is printed.
-            while self._waiting and error is None:
-                self._report(self._waiting.popleft())
+        is_lost = isinstance(error, OSError) and error.errno in _OF_THE_DISK
+        self._pool.shutdown(cancel_futures=is_lost)
+        while self._waiting:
+            writing = self._waiting.popleft()
+            if error is None:
+                self._report(writing)
+            elif not writing.written.cancelled():
+                with suppress(OSError):  # one error is enough
+                    self._report(writing)
 
     def _report(self, writing: _Writing) -> None:
         try:
@@ -98,19 +107,15 @@ class TranscriptFiles:
                 raise
             print(
                 f"pruned-rnnt transcribe: {writing.item.path}: its transcript cannot be written: "
-                f"{error}; rename the audio file, or choose another --output",
+                f"{error}; {_ADVICE.get(error.errno or 0, 'choose another --output')}",
                 file=sys.stderr,
             )
             self.all_written = False
             return
         with naming_stdout():
-            print(f"wrote {without_surrogates(str(writing.target))}")
+            print(f"wrote {without_surrogates(str(writing.target))}", flush=True)
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a text file and the folders that it needs."""
-    try:
-        path.write_bytes(text.encode())
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode())
+    """Write a text file and the folders that it needs; an earlier file stays if that fails."""
+    write_whole(path, text.encode())

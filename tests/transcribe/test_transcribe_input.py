@@ -60,6 +60,12 @@ def test_all_audio_files_of_a_folder_are_transcribed(
     soundfile.write(folder / "b.flac", sound(1.0), 16000)
     assert main([*command, "--output", str(output)]) == EXIT_USAGE
     assert "2 audio files are called b" in capsys.readouterr().err
+    (folder / "b.flac").unlink()
+    (folder / "b.txt").mkdir()
+    soundfile.write(folder / "b.txt" / "c.wav", sound(1.0), 16000)
+    assert main([*command, "--output", str(output)]) == EXIT_USAGE
+    message = f"{output}/b.txt and {output}/b.txt/c.txt cannot both be written"
+    assert message in capsys.readouterr().err
     assert main(["transcribe", str(model), str(model)]) == EXIT_USAGE
     message = f"no audio files below {model}: expected files that end in .wav"
     assert message in capsys.readouterr().err

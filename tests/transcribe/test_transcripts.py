@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -107,9 +108,27 @@ def test_files_are_written_in_order_and_after_errors(
     assert all((tmp_path / f"{name}.txt").read_text() == "new" for name in names)
 
 
-def test_a_full_disk_ends_the_command() -> None:
-    with pytest.raises(OSError, match="No space left on device"), TranscriptFiles() as files:
-        files.add("a", AudioInput(Path("a.wav"), "a"), Path("/dev/full"))
+def test_a_full_disk_keeps_earlier_transcripts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(path: Path, content: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    target = tmp_path / "a.txt"
+    target.write_text("earlier")
+    monkeypatch.setattr(Path, "write_bytes", fill)
+
+    def write() -> None:
+        with TranscriptFiles() as files:
+            for _ in range(400):
+                files.add("new", AudioInput(Path("a.wav"), "a"), target)
+
+    with pytest.raises(OSError, match=f"No space left on device: '{target}'"):
+        write()
+    assert target.read_text() == "earlier"
+    assert list(tmp_path.iterdir()) == [target]
+    assert capsys.readouterr().out == ""
 
 
 def test_subtitle_times_have_hours() -> None:
