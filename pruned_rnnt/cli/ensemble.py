@@ -75,7 +75,7 @@ def ensemble(options: argparse.Namespace, console: Console) -> int:
     lines = []
     with appearing_together(output) as unfinished:
         model = write_ensemble(paths, output, settings, unfinished=unfinished)
-        data = measured_data(paths)
+        data = measured_data(paths, settings)
         if data is not None:
             *alone, together = measure_ensemble(paths, unfinished, data, settings)
             lines.append(_compare(alone, together))

@@ -233,10 +233,10 @@ def write_ensemble(
     return model
 
 
-def measured_data(runs: Sequence[Path]) -> DataConfig | None:
+def measured_data(runs: Sequence[Path], settings: Sequence[str] = ()) -> DataConfig | None:
     """The data of the first of these runs, or checkpoints, whose validation set is there."""
     for run in runs:
-        data = run_config(find_model(run).path).data
+        data = run_config(find_model(run).path, settings).data
         if first_split(data.path, data.valid):
             return data
     return None
