@@ -132,10 +132,11 @@ def declare(schema: str) -> torch._ops.OpOverload:
     overload: torch._ops.OpOverload = getattr(
         torch.ops.pruned_rnnt, schema.partition("(")[0]
     ).default
-    # Selective checkpointing keeps what an op returns, which is nothing: the outputs of an op that
-    # it keeps would stay uninitialised in the second pass. Ops in this set are always run again.
-    always_run: set[torch._ops.OpOverload] = getattr(checkpoint, "SAC_IGNORED_OPS", set())
-    always_run.add(overload)
+    # Selective activation checkpointing caches the return values of an op. These ops return nothing
+    # and write to their arguments: the recomputation would skip a cached op and leave its output
+    # buffers uninitialised. torch always recomputes the ops in this set.
+    always_recomputed: set[torch._ops.OpOverload] = getattr(checkpoint, "SAC_IGNORED_OPS", set())
+    always_recomputed.add(overload)
     return overload
 
 

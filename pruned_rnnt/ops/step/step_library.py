@@ -102,7 +102,7 @@ class StepLosses(NamedTuple):
 # takes longer to pass. pruned_step_fields returns their names and types in the order of
 # csrc/cuda/step/step_fields.cuh; pruned_step_layout fills in those of StepMemory.
 LIBRARY.define("pruned_step_fields() -> str")
-LIBRARY.define("pruned_step_layout(Tensor(a!) fields) -> ()")
+declare("pruned_step_layout(Tensor(a!) fields) -> ()")
 # layers: weight and bias of five layers, or of eight with TDT; lengths: on the CPU (int32, int64)
 # if rows are packed, else int32 on the device. saved, work: uint8 memory. -> gx, gy (N,T,W) acc,
 # start (N,T) int32; total and parts: the weighted sum of the two losses and the losses, (N) and
