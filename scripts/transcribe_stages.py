@@ -26,7 +26,7 @@ _STAGES: tuple[tuple[str, Any, str], ...] = (
     ("alignment", recogniser, "launch_head_paths"),
     ("text", RecordingPath, "decoded"),
     ("text", audio_recogniser, "transcriptions"),
-    ("files", transcript_files, "write_file"),
+    ("files", transcript_files, "write_whole"),
 )
 
 

@@ -77,7 +77,7 @@ class Evaluation:
                 "training on other data alone makes a model worse on those that it was trained on, "
                 "often much worse: if you still need them, mix them in by data.old_path=%s "
                 "data.old_share=0.25",
-                self.source.data_path if Path(self.source.data_path or "-").is_dir() else "DIR",
+                self.source.data_path if _is_folder(self.source.data_path) else "DIR",
             )
         model = self.source.model.to(self.device)
         for each in self.sets:
@@ -155,7 +155,7 @@ def _test_sets(config: ExperimentConfig, old: str) -> list[TestSet]:
         split = first_split(path, f"{config.decode.split},{config.data.valid}")
         if split:
             sets.append(TestSet(domain=domain, path=path, split=split))
-        elif domain == "old" and not Path(path).is_dir():
+        elif domain == "old" and not _is_folder(path):
             logger.warning(
                 "%s, the data that the model was trained on, is not there: what the model unlearns "
                 "is not measured. If it has been moved, add data.old_path=DIR",
@@ -164,6 +164,10 @@ def _test_sets(config: ExperimentConfig, old: str) -> list[TestSet]:
         else:
             logger.info("%s has no test set: its error rate is not measured", path)
     return sets
+
+
+def _is_folder(path: str) -> bool:
+    return bool(path) and Path(path).is_dir()
 
 
 def _same(path: str, other: str) -> bool:

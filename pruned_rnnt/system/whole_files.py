@@ -13,48 +13,45 @@ from pruned_rnnt.system.folders import empty_folder
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file under another name, then rename it; `lines` without line ends.
-
-    A reader sees the old file or the new one, also if this process ends in between.
-    """
+    """Write a text file, of which a reader sees the old content or the new one; `lines` without
+    line ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not the process's number: those of several machines that share the folder may be equal.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            for line in lines:
-                file.write(f"{line}\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name, then rename it; an error leaves the old file as it is.
+    """Write a file, of which a reader sees the old content or the new one, and the folders that it
+    needs.
 
     Raises:
         OSError: with the name `path`.
     """
-    # Without the name, which may be as long as names can be.
+    try:
+        with _replacing(path) as temporary:
+            try:
+                temporary.write_bytes(content)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary.write_bytes(content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield another name beside a file. What is written there replaces the file; an error removes
+    it and leaves the file as it is."""
+    # Not the process's number: those of several machines that share the folder may be equal. Not
+    # the file's name: it may be as long as names can be.
     temporary = path.with_name(f".{secrets.token_hex(8)}")
     try:
-        try:
-            temporary.write_bytes(content)
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content)
+        yield temporary
         temporary.replace(path)
-    except OSError as error:
-        _remove(temporary)
-        raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:
-        _remove(temporary)
+        with suppress(OSError):
+            temporary.unlink()
         raise
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
 
 
 @contextmanager

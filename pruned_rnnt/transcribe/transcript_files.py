@@ -25,8 +25,7 @@ _THREADS = 2
 _MOST_WAITING = 256
 # Errors of a disk that later transcripts would have, too.
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
-_RENAME = "rename the audio file, or choose another --output"
-_ADVICE = dict.fromkeys((errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ), _RENAME)
+_OF_THE_NAME = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ)
 # File name suffixes that differ from the name of the format.
 _SUFFIXES = {"text": "txt"}
 
@@ -74,7 +73,8 @@ class TranscriptFiles:
         Raises:
             OSError: the disk is full or fails, or standard output cannot be written to.
         """
-        self._waiting.append(_Writing(item, target, self._pool.submit(write_file, target, text)))
+        written = self._pool.submit(write_whole, target, text.encode())
+        self._waiting.append(_Writing(item, target, written))
         while self._waiting and (
             self._waiting[0].written.done() or len(self._waiting) > _MOST_WAITING
         ):
@@ -105,17 +105,13 @@ class TranscriptFiles:
         except OSError as error:
             if error.errno in _OF_THE_DISK:
                 raise
+            rename = "rename the audio file, or " if error.errno in _OF_THE_NAME else ""
             print(
                 f"pruned-rnnt transcribe: {writing.item.path}: its transcript cannot be written: "
-                f"{error}; {_ADVICE.get(error.errno or 0, 'choose another --output')}",
+                f"{error}; {rename}choose another --output",
                 file=sys.stderr,
             )
             self.all_written = False
             return
         with naming_stdout():
             print(f"wrote {without_surrogates(str(writing.target))}", flush=True)
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a text file and the folders that it needs; an earlier file stays if that fails."""
-    write_whole(path, text.encode())

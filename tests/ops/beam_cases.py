@@ -115,6 +115,19 @@ def beam_frames_calls(lengths: list[int], vocabulary: int) -> Iterator[Call]:
         yield beam_call(BeamCase(**common, silent=(vocabulary - 1,)))
 
 
+def usual_cases(utterances: int) -> Iterator[BeamCase]:
+    """Models of usual sizes, the last of sizes that are no multiples of four."""
+    for vocabulary, joiner, predictor in ((500, 512, 512), (5000, 640, 320), (33, 514, 130)):
+        yield BeamCase(
+            lengths=[90, 0, *torch.randint(1, 90, (utterances - 2,)).tolist()],
+            vocabulary=vocabulary,
+            joiner=joiner,
+            predictor=predictor,
+            spread=2.0,
+            blank_logit=6.0,
+        )
+
+
 def greedy_call(case: BeamCase, most: int = 1) -> Call:
     """most: M."""
     model = beam_model(case)

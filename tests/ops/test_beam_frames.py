@@ -16,6 +16,7 @@ from tests.ops.beam_cases import (
     moved,
     skip_without_kernel,
     start_state,
+    usual_cases,
 )
 from tests.ops.native_batches import SHAPES, Call, torch_threads
 
@@ -107,16 +108,7 @@ def test_models_of_usual_sizes_find_what_the_cpu_finds() -> None:
     for op in ("cuda", "cpu"):
         skip_without_kernel("beam_frames", op)
     torch.manual_seed(11)
-    for vocabulary, joiner, predictor in ((500, 512, 512), (5000, 640, 320), (33, 514, 130)):
-        lengths = [90, 0, *torch.randint(1, 90, (70,)).tolist()]
-        case = BeamCase(
-            lengths=lengths,
-            vocabulary=vocabulary,
-            joiner=joiner,
-            predictor=predictor,
-            spread=2.0,
-            blank_logit=6.0,
-        )
+    for case in usual_cases(72):
         call = beam_call(case)
         found, expected = run(call, "cuda"), run(call)
         # Rounding decides between paths of nearly equal probability.

@@ -15,6 +15,7 @@ from tests.ops.beam_cases import (
     greedy_frames_calls,
     moved,
     skip_without_kernel,
+    usual_cases,
 )
 from tests.ops.native_batches import SHAPES, Call, torch_threads
 
@@ -165,16 +166,7 @@ def test_models_of_usual_sizes_find_what_the_cpu_finds() -> None:
     skip_without_kernel("greedy_frames", "cuda")
     skip_without_kernel("greedy_frames", "cpu")
     torch.manual_seed(11)
-    for vocabulary, joiner, predictor in ((500, 512, 512), (5000, 640, 320), (33, 514, 130)):
-        lengths = [90, 0, *torch.randint(1, 90, (140,)).tolist()]
-        case = BeamCase(
-            lengths=lengths,
-            vocabulary=vocabulary,
-            joiner=joiner,
-            predictor=predictor,
-            spread=2.0,
-            blank_logit=6.0,
-        )
+    for case in usual_cases(142):
         call = greedy_call(case, 2)
         found, expected = run(call, "cuda"), run(call)
         # Rounding decides between symbols of nearly equal probability.

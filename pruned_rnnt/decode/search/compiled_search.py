@@ -43,6 +43,8 @@ def compiled_model(
     joiner, predictor = model.joiner, model.predictor
     device = am_NTD.device
     op = "beam_frames" if beam else "greedy_frames"
+    if am_NTD.dtype != torch.float32:
+        return None
     if device.type != "cpu" and not has_native_kernel(op, device.type):
         return None
     layers = (("decoder_proj", joiner.decoder_proj), ("output_linear", joiner.output_linear))
@@ -52,7 +54,7 @@ def compiled_model(
     if not isinstance(predictor, StatelessPredictor):
         return None
     tables = predictor.context_tables()
-    if tables is None or any(x.dtype != torch.float32 for x in (am_NTD, tables, *parameters)):
+    if tables is None or any(x.dtype != torch.float32 for x in (tables, *parameters)):
         return None
     decoder_weight, decoder_bias, output_weight, output_bias = (
         x.detach().contiguous() for x in parameters
