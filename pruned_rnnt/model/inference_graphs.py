@@ -1,6 +1,6 @@
 """Inference passes of an encoder as CUDA graphs, for batches that the host takes longest to launch.
 
-A pass of a large Zipformer is two thousand kernels. With little audio in a batch, or in the chunks
+A pass of a large Zipformer is a thousand kernels. With little audio in a batch, or in the chunks
 of a step of streams, a GPU computes them faster than the host launches them. Batches are padded to
 few shapes, and streams to few numbers of rows; a shape that occurs several times is captured, and
 then replayed by one launch. Larger batches keep the GPU busy anyway and run without graphs.
@@ -40,6 +40,7 @@ _MOST_ROWS = 256
 _MOST_GRAPHS = 24
 # Counted shapes; those of other batches are forgotten.
 _MOST_COUNTS = 10_000
+# `more` is one less than the receptive field of the encoder.
 GRAPH_PADDING = BatchPadding(frame_step=32, steps=8)
 
 _Captured = TypeVar("_Captured")
@@ -162,7 +163,8 @@ class InferenceGraphs(FrequentGraphs[_Pass]):
     ) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding."""
         batch, frames, _ = features_NTF.shape
-        shape = GRAPH_PADDING.shape_of(features_NTF)
+        padding = GRAPH_PADDING._replace(more=encoder.receptive_field - 1)
+        shape = padding.shape_of(features_NTF)
         found = None
         if encoder.receptive_field <= frames and shape[0] * shape[1] <= MOST_FRAMES:
             key = shape, encoder.chunking

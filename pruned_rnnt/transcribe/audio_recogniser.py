@@ -340,11 +340,12 @@ class AudioRecogniser(ABC):
                     break
                 if part is None:
                     break
-                batches.add(recording, part)
+                for done in batches.add(recording, part):
+                    yield from self._results(done)
             recording.frames, recording.warning = reader.frames, reader.warning
             yield from self._results(batches.done())
-        batches.finish()
-        yield from self._results(batches.done())
+        for done in batches.finish():
+            yield from self._results(done)
         if failure is not None:
             raise failure
 

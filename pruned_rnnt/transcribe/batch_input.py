@@ -54,17 +54,11 @@ def part_frames(part: Segment | WholeRecording) -> int:
     return len(part.features_TF)
 
 
-def batch_input(
-    parts: Sequence[Segment | WholeRecording],
-    device: torch.device,
-    *,
-    needs_samples: bool = False,
-) -> BatchInput:
-    """The batch of `parts`, in their order; with `samples` if they are needed."""
+def batch_input(parts: Sequence[Segment | WholeRecording], decoder: BatchDecoder) -> BatchInput:
+    """The batch of `parts`, in their order; with `samples` if the decoder needs them."""
+    device = decoder.device
     lengths = [part_frames(part) for part in parts]
-    frames = max(lengths)
-    if device.type == "cuda":
-        frames = _PADDING.frames_of(frames)
+    frames = decoder.padded_frames(max(lengths))
     whole = [n for n, part in enumerate(parts) if isinstance(part, WholeRecording)]
     others = [n for n, part in enumerate(parts) if isinstance(part, Segment)]
     found = []
@@ -86,22 +80,25 @@ def batch_input(
         silent_NT = silent_NT | beyond_NT
     is_whole_N = torch.tensor([isinstance(part, WholeRecording) for part in parts])
     is_silent_N = silent_NT.all(dim=1) & to_device(is_whole_N, device)
-    samples = [part.samples_S for part in parts] if needs_samples else ()
+    samples = [part.samples_S for part in parts] if decoder.needs_samples else ()
     return BatchInput(features_NTF, lengths_N, is_silent_N, samples)
 
 
 def parts_of_batch(
-    batch: BatchInput, parts: Sequence[tuple[int, Stretch]], least_frames: int = 1
+    batch: BatchInput,
+    parts: Sequence[tuple[int, Stretch]],
+    decoder: BatchDecoder,
+    least_frames: int = 1,
 ) -> BatchInput:
     """A batch of parts of the utterances of another one: the row and the frames of each."""
-    device = batch.features_NTF.device
+    device = decoder.device
     features = [batch.features_NTF[row, begin:end] for row, (begin, end) in parts]
     features = [
         nn.functional.pad(x_TF.T[None], (0, max(0, least_frames - len(x_TF))), "replicate")[0].T
         for x_TF in features
     ]
     lengths = [len(each) for each in features]
-    frames = _PADDING.frames_of(max(lengths)) if device.type == "cuda" else max(lengths)
+    frames = decoder.padded_frames(max(lengths))
     padded_NTF = nn.utils.rnn.pad_sequence(features, batch_first=True)
     padded_NTF = nn.functional.pad(padded_NTF, (0, 0, 0, frames - padded_NTF.size(1)))
     lengths_N = to_device(torch.tensor(lengths), device)
@@ -155,3 +152,9 @@ class BatchDecoder(NamedTuple):
     frame_step: int = SUBSAMPLING_FACTOR
     needs_samples: bool = False
     lock: AbstractContextManager[object] = nullcontext()
+
+    def padded_frames(self, frames: int) -> int:
+        """The feature frames of a batch whose longest utterance has `frames`."""
+        if self.device.type != "cuda":
+            return frames
+        return _PADDING._replace(more=self.least_frames - 1).frames_of(frames)

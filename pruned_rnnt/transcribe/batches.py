@@ -5,13 +5,14 @@ because padding takes as long as audio. A recording is done when all of its segm
 often before earlier ones.
 
 On a GPU, a batch is launched before the results of the one before are read, so that the GPU
-computes while the host makes texts and collects the next batch.
+computes while the host makes texts and collects the next batch. Results leave batch by batch, so
+that texts are made and written all along, and not at the end.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from pruned_rnnt.decode.build_search import score_problem
@@ -84,6 +85,7 @@ class SegmentBatches:
         self._decoder = decoder
         self._second = SecondDecoding(decoder)
         self._most_frames = most_frames
+        self._graph_padding = GRAPH_PADDING._replace(more=decoder.least_frames - 1)
         self._with_words = with_words
         self._lost_speech = lost_speech
         # Those that are not done, and how many there were before the next one.
@@ -104,8 +106,13 @@ class SegmentBatches:
         self._recordings.append(recording)
         return recording
 
-    def add(self, recording: RecordingPath, part: Segment | WholeRecording) -> None:
-        """Add the next segment of the newest recording; may decode those that wait."""
+    def add(
+        self, recording: RecordingPath, part: Segment | WholeRecording
+    ) -> Iterator[list[RecordingPath]]:
+        """Add the next segment of the newest recording; may decode those that wait.
+
+        Yields the earlier recordings that are decoded with each batch.
+        """
         number, frames = recording.add(), part_frames(part)
         if frames < self._decoder.least_frames:
             recording.decoded(number, None)
@@ -113,7 +120,8 @@ class SegmentBatches:
         self._waiting.append(_Waiting(recording, number, part, frames))
         self._frames += frames
         if self._frames >= self._batches_waiting * self._most_frames:
-            self._launch_batches(to_the_end=False)
+            for _ in self._launch_batches(to_the_end=False):
+                yield self._done(besides=recording)
             self._batches_waiting = min(2 * self._batches_waiting, _MOST_BATCHES)
 
     def done(self) -> list[RecordingPath]:
@@ -121,23 +129,33 @@ class SegmentBatches:
 
         No recording is returned twice.
         """
+        return self._done()
+
+    def _done(self, besides: RecordingPath | None = None) -> list[RecordingPath]:
         # Of recordings alone that are decoded in no batch, such as those that cannot be read.
         changed = self._recordings if self._has_decoded else self._recordings[-1:]
-        done = [recording for recording in changed if not recording.waiting]
+        done = [each for each in changed if not each.waiting and each is not besides]
         if done:
-            self._recordings = [each for each in self._recordings if each.waiting]
+            self._recordings = [
+                each for each in self._recordings if each.waiting or each is besides
+            ]
         self._has_decoded = False
         return done
 
-    def finish(self) -> None:
-        """Decode all segments that wait."""
-        self._launch_batches(to_the_end=True)
-        self._wait()
+    def finish(self) -> Iterator[list[RecordingPath]]:
+        """Decode all segments that wait; yields the recordings that are decoded with each batch.
+        All have ended."""
+        for _ in self._launch_batches(to_the_end=True):
+            yield self._done()
+        while self._launched:
+            self._go_on()
+            yield self._done()
 
-    def _launch_batches(self, *, to_the_end: bool) -> None:
+    def _launch_batches(self, *, to_the_end: bool) -> Iterator[None]:
         """Divide the segments that wait into full batches of similar lengths, and launch these.
 
-        Those left over wait for the next time, which begins at their end of the lengths.
+        Yields after each batch. Segments left over wait for the next time, which begins at their
+        end of the lengths.
         """
         waiting = sorted(self._waiting, key=lambda item: item.frames, reverse=self._longest_first)
         self._longest_first = not self._longest_first
@@ -147,6 +165,7 @@ class SegmentBatches:
                 break
             self._launch(waiting[:count])
             del waiting[:count]
+            yield
         self._waiting = waiting
         self._frames = sum(item.frames for item in waiting)
 
@@ -160,8 +179,8 @@ class SegmentBatches:
         limit = self._most_frames * min(1, self._batches_waiting)
         for item in waiting:
             frames = max(item.frames, waiting[0].frames)
-            padded = GRAPH_PADDING.frames_of(frames)
-            most = GRAPH_PADDING.most_rows(max(1, int(limit // padded)))
+            padded = self._graph_padding.frames_of(frames)
+            most = self._graph_padding.most_rows(max(1, int(limit // padded)))
             if count >= most:
                 break
             count += 1
@@ -231,7 +250,7 @@ class SegmentBatches:
     ) -> Generator[None, None, list[DecodedSegment | None]]:
         """The best path of each segment; None for digital silence."""
         parts = [item.part for item in batch]
-        found = batch_input(parts, self._decoder.device, needs_samples=self._decoder.needs_samples)
+        found = batch_input(parts, self._decoder)
         checks_speech = self._lost_speech != "ignore"
         flags = [found.is_silent_N]
         if checks_speech:

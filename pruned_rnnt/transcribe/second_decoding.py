@@ -60,7 +60,8 @@ class SecondDecoding:
         """The speech of some rows of a batch."""
         if not rows:
             return {}
-        parts = parts_of_batch(batch, [(row, Stretch(0, places[row].frames)) for row in rows])
+        whole = [(row, Stretch(0, places[row].frames)) for row in rows]
+        parts = parts_of_batch(batch, whole, self._decoder)
         copy = HostCopy([speech_frames(parts.features_NTF, parts.lengths_N)])
         yield
         (speech_NT,) = copy.tensors()
@@ -151,6 +152,7 @@ class SecondDecoding:
                 parts_of_batch(
                     batch,
                     [(retries[n].row, retries[n].part) for n in now],
+                    self._decoder,
                     self._decoder.least_frames,
                 ),
                 True,

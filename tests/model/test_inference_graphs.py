@@ -197,7 +197,8 @@ def test_replays_see_changed_parameters() -> None:
     after_NTE, _ = encode_padded(model, features_NTF, lengths_N, "bfloat16")
     choose_graphs("off", model)
     expected_NTE, _ = encode_padded(model, features_NTF, lengths_N, "bfloat16")
-    assert (after_NTE - expected_NTE)[0].norm() < 0.02 * expected_NTE[0].norm()
+    frames = expected_NTE.size(1)  # the graph has more, of padding
+    assert (after_NTE[:, :frames] - expected_NTE)[0].norm() < 0.02 * expected_NTE[0].norm()
     assert (after_NTE - before_NTE)[0].norm() > 0.05 * expected_NTE[0].norm()
 
 

@@ -160,14 +160,16 @@ def test_a_batch_is_launched_before_the_results_of_the_one_before_are_read(
     lock = DeviceLock()
     decoder = BatchDecoder(best_paths, torch.device("cuda"), 1, lock=lock)
     collected = SegmentBatches(decoder, most_frames=900, with_words=False)
+    early = []
     for _ in range(20):  # 400 frames each, with padding 416
         recording = collected.start(JoinedPath(tokenizer, with_words=False))
-        collected.add(recording, WholeRecording(np.zeros(64000, np.float32)))
+        for found in collected.add(recording, WholeRecording(np.zeros(64000, np.float32))):
+            assert all(each is not recording for each in found)
+            early += found
+        early += collected.done()
     assert done[:5] == ["launch 1", "launch 1", "align 1", "launch 2", "read 1"]
-    early = collected.done()
-    collected.finish()
     assert len(early) >= 10
-    assert len(early) + len(collected.done()) == 20
+    assert len(early) + sum(map(len, collected.finish())) == 20
     launches = [place for place, step in enumerate(done) if step.startswith("launch")]
     reads = [place for place, step in enumerate(done) if step.startswith("read")]
     sizes = [int(done[place].split()[1]) for place in launches]
@@ -210,13 +212,13 @@ def test_segments_of_all_lengths_are_decoded_soon(monkeypatch: pytest.MonkeyPatc
     done = 0
     for number, length in enumerate(lengths, start=1):
         recording = collected.start(JoinedPath(tokenizer, with_words=False))
-        collected.add(recording, WholeRecording(np.zeros(160 * length, np.float32)))
+        part = WholeRecording(np.zeros(160 * length, np.float32))
+        done += sum(map(len, collected.add(recording, part)))
         done += len(collected.done())
         # Two times eight batches, and those that were launched last.
         assert number - done < 2.5 * 8 * 2000 / lengths.mean()
     assert all(full[1:])
-    collected.finish()
-    assert done + len(collected.done()) == len(lengths)
+    assert done + sum(map(len, collected.finish())) == len(lengths)
 
 
 class Source:
