@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import should_avoid_cudnn_replanning
+from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.side_branch import join_side_branch
 
 # Another thread with the same layer must not take casts for the parameters. Not an attribute of
@@ -57,7 +58,7 @@ class CastParameters:
             if not originals or dtype == originals[0].dtype:
                 yield
                 return
-            casts = _Cast.apply(dtype, *originals)  # type: ignore[no-untyped-call]
+            casts = applied(_Cast, dtype, *originals)
             try:
                 _set(slots, casts)
                 yield

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.own_function import applied
 
 
 def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
@@ -40,7 +41,8 @@ def depthwise(
     if bias_E is None:
         bias_E = convolution.weight.new_zeros(convolution.out_channels)
     if use_kernels(x_NTE, convolution.weight):
-        mixed_NTE: Tensor = _FusedDepthwise.apply(  # type: ignore[no-untyped-call]
+        mixed_NTE: Tensor = applied(
+            _FusedDepthwise,
             x_NTE.to(dtype),
             convolution.weight.to(dtype),
             bias_E.to(dtype),
@@ -50,7 +52,8 @@ def depthwise(
         return mixed_NTE
     if chunk is not None:
         return _by_taps(convolution, x_NTE.to(dtype), chunk)
-    mixed_NE1T: Tensor = _Depthwise.apply(  # type: ignore[no-untyped-call]
+    mixed_NE1T: Tensor = applied(
+        _Depthwise,
         x_NTE.to(dtype).transpose(1, 2).unsqueeze(2),
         convolution.weight.to(dtype).unsqueeze(2),
         bias_E.to(dtype),

@@ -14,6 +14,7 @@ from torch.nn import functional
 from pruned_rnnt.model.cast_parameters import is_cast
 from pruned_rnnt.model.depthwise import compute_dtype, depthwise
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.side_branch import beside
 
 
@@ -21,7 +22,7 @@ def gate(x_NTC: Tensor, real_NT1: Tensor) -> Tensor:
     """The lower half of the channels times the sigmoid of the upper half; zero in padding."""
     if not use_kernels(x_NTC):
         return functional.glu(x_NTC) * real_NT1
-    gated_NTE: Tensor = _Gate.apply(x_NTC, real_NT1)  # type: ignore[no-untyped-call]
+    gated_NTE: Tensor = applied(_Gate, x_NTC, real_NT1)
     return gated_NTE
 
 
@@ -54,7 +55,8 @@ def gated_depthwise(
     if bias is None or not use_kernels(x_NTC, weight):
         return depthwise(convolution, gate(x_NTC, real_NT1), padding)
     dtype = compute_dtype(x_NTC, weight)
-    mixed_NTE: Tensor = _GatedDepthwise.apply(  # type: ignore[no-untyped-call]
+    mixed_NTE: Tensor = applied(
+        _GatedDepthwise,
         x_NTC.to(dtype),
         real_NT1,
         weight.to(dtype),

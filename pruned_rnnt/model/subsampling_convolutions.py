@@ -16,6 +16,7 @@ from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.joined_frames import channels_last, should_avoid_cudnn_replanning
 from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.linear import bias_gradient, weight_gradient
+from pruned_rnnt.model.own_function import applied
 
 
 class Conv2d(nn.Conv2d):
@@ -39,7 +40,8 @@ class WideConv2d(Conv2d):
         if not (should_avoid_cudnn_replanning(x_NCTF) and torch.is_grad_enabled()):
             return super().forward(x_NCTF)
         dtype = compute_dtype(x_NCTF, self.weight)
-        maps_NCTF: Tensor = _WideConvolution.apply(  # type: ignore[no-untyped-call]
+        maps_NCTF: Tensor = applied(
+            _WideConvolution,
             channels_last(x_NCTF.to(dtype)),
             self.weight.to(dtype, memory_format=torch.channels_last),
             self.bias if self.bias is None else self.bias.to(dtype),
@@ -106,7 +108,8 @@ def depthwise_maps(convolution: nn.Conv2d, x_NCTF: Tensor) -> Tensor:
     """
     assert convolution.bias is not None
     dtype = compute_dtype(x_NCTF, convolution.weight)
-    mixed_NTFC: Tensor = _DepthwiseMaps.apply(  # type: ignore[no-untyped-call]
+    mixed_NTFC: Tensor = applied(
+        _DepthwiseMaps,
         x_NCTF.to(dtype).movedim(1, -1),
         convolution.weight.squeeze(1).movedim(0, -1).to(dtype),
         convolution.bias.to(dtype),
@@ -150,7 +153,8 @@ class FirstConv2d(nn.Conv2d):
             return super().forward(x_N1TF)
         assert self.bias is not None
         dtype = compute_dtype(x_N1TF, self.weight)
-        maps_NTFC: Tensor = _FirstConvolution.apply(  # type: ignore[no-untyped-call]
+        maps_NTFC: Tensor = applied(
+            _FirstConvolution,
             x_N1TF.squeeze(1),
             self.weight.flatten(1).to(dtype),
             self.bias.to(dtype),

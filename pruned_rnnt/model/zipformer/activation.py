@@ -24,6 +24,7 @@ from pruned_rnnt.model.linear import (
     scaled_linear,
     weight_gradient,
 )
+from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.side_branch import beside
 from pruned_rnnt.ops.common.library import accumulator
 
@@ -87,19 +88,17 @@ class Swoosh(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not use_own_function(x, differentiable=x.requires_grad):
             return swoosh(x, self.kind)
-        activated: Tensor = _Swoosh.apply(x, self.kind, None)  # type: ignore[no-untyped-call]
+        activated: Tensor = applied(_Swoosh, x, self.kind, None)
         return activated
 
     def of_maps(self, x_1CLF: Tensor, real_L: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         """The activation of joined maps, zero in frames that are not real, with channels last; and
-        a function that repeats it without gradients. For training with fused kernels."""
+        a function that repeats it without gradients. For fused kernels."""
         x_LFC = channels_last(x_1CLF).movedim(1, -1).squeeze(0)
         mask_L1C = real_L[:, None, None].float().expand(-1, 1, x_LFC.size(-1)).contiguous()
 
         def activated(x_LFC: Tensor) -> Tensor:
-            out_LFC: Tensor = _Swoosh.apply(  # type: ignore[no-untyped-call]
-                x_LFC, self.kind, mask_L1C
-            )
+            out_LFC: Tensor = applied(_Swoosh, x_LFC, self.kind, mask_L1C)
             return channels_last(out_LFC.unsqueeze(0).movedim(-1, 1))
 
         constant_LFC = x_LFC.detach()
@@ -191,9 +190,7 @@ def swoosh_linear(
         if mask_N1C is not None:
             hidden = (hidden * mask_N1C).to(hidden.dtype)
         return functional.linear(hidden, weight, bias)
-    output: Tensor = _SwooshLinear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, mask_N1C, kind
-    )
+    output: Tensor = applied(_SwooshLinear, x, weight, bias, mask_N1C, kind)
     return output
 
 

@@ -23,7 +23,7 @@ from pruned_rnnt.model.joined_frames import (
     channels_last,
     should_avoid_cudnn_replanning,
 )
-from pruned_rnnt.model.kernels.available import train_with_kernels, use_kernels, use_own_function
+from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
 from pruned_rnnt.model.linear import Linear, linear, linear_again
 from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.subsampling_convolutions import (
@@ -139,7 +139,7 @@ class Embedding(nn.Module):
                 x = module(before)
             again = module.again(before) if isinstance(module, Swoosh) else None
         real = real_of(x.size(2))
-        if x.size(0) == 1 and train_with_kernels(x):
+        if x.size(0) == 1 and use_kernels(x):
             return last.of_maps(x, real.flatten())
         repeat = last.again(x)
         return _masked(last(x), real), lambda: _masked(repeat(), real)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
+from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.zipformer.gradient import (
     Limits,
     grad_towards_limits,
@@ -38,9 +39,7 @@ class BiasNorm(nn.Module):
         if not use_own_function(x):
             return x * _factor(x, self.bias, self.log_scale)[0]
         limits = self.sample_limits() if self.training else None
-        normed: Tensor = _BiasNorm.apply(  # type: ignore[no-untyped-call]
-            x, self.bias, self.log_scale, limits
-        )
+        normed: Tensor = applied(_BiasNorm, x, self.bias, self.log_scale, limits)
         return normed
 
     def sample_limits(self) -> Limits | None:

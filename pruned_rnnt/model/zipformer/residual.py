@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
+from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import (
     Limits,
@@ -35,9 +36,7 @@ def begin_stream(x_NTE: Tensor, readers: int = 1) -> tuple[Tensor, ...]:
     dtype = _readers_dtype(x_NTE)
     if dtype is None:
         return (x_NTE,) * (1 + readers)
-    several: tuple[Tensor, ...] = _Begin.apply(  # type: ignore[no-untyped-call]
-        x_NTE, dtype, readers
-    )
+    several: tuple[Tensor, ...] = applied(_Begin, x_NTE, dtype, readers)
     return several
 
 
@@ -49,9 +48,7 @@ def add_branch(
     if dtype is None and keep_N11 is None and not use_kernels(x_NTE, branch_NTE):
         total_NTE = x_NTE + branch_NTE
         return total_NTE, total_NTE
-    both: tuple[Tensor, Tensor] = _Add.apply(  # type: ignore[no-untyped-call]
-        x_NTE, branch_NTE, keep_N11, dtype
-    )
+    both: tuple[Tensor, Tensor] = applied(_Add, x_NTE, branch_NTE, keep_N11, dtype)
     return both if dtype is not None else (both[0], both[0])
 
 
@@ -153,8 +150,8 @@ class Bypass(nn.Module):
             scale = self.bypass_scale if keep_N11 is None else self.bypass_scale * keep_N11
             return torch.lerp(before_NTE, after_NTE, scale)
         limits = self.sample_limits() if self.training else None
-        mixed_NTE: Tensor = _Bypass.apply(  # type: ignore[no-untyped-call]
-            before_NTE, after_NTE, self.bypass_scale, keep_N11, limits, rate
+        mixed_NTE: Tensor = applied(
+            _Bypass, before_NTE, after_NTE, self.bypass_scale, keep_N11, limits, rate
         )
         return mixed_NTE
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pruned_rnnt.model.kernels.available import use_kernels
+from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.zipformer.config import (
     OUTPUT_RATE,
     REFERENCE_WARM_UP,
@@ -225,9 +226,7 @@ class Downsample(nn.Module):
         weights_D = functional.softmax(self.bias, dim=0)
         mean_NTE: Tensor
         if use_kernels(x_NTE, weights_D):
-            mean_NTE = _Downsample.apply(  # type: ignore[no-untyped-call]
-                x_NTE, weights_D, lengths_N
-            )
+            mean_NTE = applied(_Downsample, x_NTE, weights_D, lengths_N)
             return mean_NTE
         end_T = torch.arange(1, x_NTE.size(1) + 1, self.rate, device=x_NTE.device)
         frame_D = torch.arange(self.rate, device=x_NTE.device)
