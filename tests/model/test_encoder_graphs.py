@@ -21,7 +21,7 @@ from pruned_rnnt.model.zipformer import Zipformer
 from pruned_rnnt.model.zipformer.balancer import Balancer, _mean_limit
 from pruned_rnnt.model.zipformer.config import MEDIUM
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
-from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
+from pruned_rnnt.model.zipformer.scores import ByPosition, limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten
 from tests.model.zipformer_tiny import CAUSAL, TINY
 from tests.tiny_models import tiny_fastconformer
@@ -386,26 +386,28 @@ def test_whitener_that_the_device_switches(
     assert torch.equal(pushed_again, pushed)
 
 
-@pytest.mark.parametrize("distances", [False, True])
+@pytest.mark.parametrize("with_positions", [False, True])
 @pytest.mark.parametrize("switch", [0.0, 1.0])
-def test_penalty_on_scores_that_the_device_switches(distances: bool, switch: float) -> None:
+def test_penalty_on_scores_that_the_device_switches(with_positions: bool, switch: float) -> None:
     torch.manual_seed(0)
-    scores = 15 * torch.randn(2, 3, 37, 37, device=DEVICE)
-    by_distance = 15 * torch.randn(2, 3, 37, 74, device=DEVICE) if distances else None
+    inputs = [15 * torch.randn(2, 3, 37, 37, device=DEVICE)]
+    if with_positions:
+        inputs += [torch.randn(2, 37, 12, device=DEVICE), 7 * torch.randn(3, 4, 74, device=DEVICE)]
     blocked = (torch.arange(37) >= torch.tensor([[37], [20]]))[:, None, None].cuda()
-    grad = torch.randn(scores.shape, device=DEVICE)
+    grad = torch.randn(inputs[0].shape, device=DEVICE)
     results = []
     for dtype in (torch.float32, torch.float64):
         clock = Clock()
         clock.bernoulli = lambda probability: switch > 0.0  # type: ignore[method-assign]
-        leaves = [x.to(dtype).requires_grad_() for x in (scores, by_distance) if x is not None]
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
         if dtype == torch.float32:
             recorder = recorded(clock)
-        arguments = limit_scores(leaves[0], leaves[1] if distances else None, clock)
+        by_position = ByPosition(leaves[1], leaves[2]) if with_positions else None
+        arguments = limit_scores(leaves[0], by_position, clock)
         if dtype == torch.float32:
             recorder.refresh(recorder.program)
         weights = masked_softmax(*arguments[:2], blocked, arguments[2])
-        results.append(torch.autograd.grad(weights, leaves, grad.to(dtype)))
+        results.append(torch.autograd.grad(weights.one_NHTS, leaves, grad.to(dtype)))
     for fused, plain in zip(*results, strict=True):
         assert (fused - plain).norm() <= 1e-5 * plain.norm()
 

@@ -26,7 +26,7 @@ from pruned_rnnt.model.zipformer.gradient import grad_towards_limits
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import Bypass, add_branch, begin_stream
 from pruned_rnnt.model.zipformer.schedule import Clock
-from pruned_rnnt.model.zipformer.scores import masked_softmax
+from pruned_rnnt.model.zipformer.scores import ByPosition, SharedWeights, masked_softmax
 from pruned_rnnt.model.zipformer.stack import Downsample
 from tests.model.zipformer_tiny import CAUSAL, TINY
 from tests.tiny_models import tiny_conformer
@@ -135,19 +135,6 @@ def test_dot_products(batch: int, frames: int, heads: int, width: int) -> None:
         return attention.dot_products(query, key, heads)
 
     check(run, torch.randn(batch, frames, 2 * channels + 16))
-
-
-@pytest.mark.parametrize(("heads", "width"), HEADS)
-@pytest.mark.parametrize(("batch", "frames"), SHAPES)
-def test_distance_scores(batch: int, frames: int, heads: int, width: int) -> None:
-    torch.manual_seed(0)
-
-    def run(projected: Tensor, positions_RHP: Tensor) -> Tensor:
-        query = projected[..., 16:]
-        return attention.distance_scores(query, positions_RHP.permute(1, 2, 0))
-
-    projected = torch.randn(batch, frames, 16 + heads * width)
-    check(run, projected, torch.randn(2 * frames, heads, width), tolerance=1e-5)
 
 
 @pytest.mark.parametrize(("heads", "width"), HEADS)
@@ -339,13 +326,14 @@ def test_rotated_heads(batch: int, frames: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("distances", [False, True])
+# Position widths of a head; 0: no scores by position; 3 is no power of two.
+@pytest.mark.parametrize("width", [0, 4, 3])
 @pytest.mark.parametrize(
     ("batch", "frames", "past"),
     # The last has more pairs of sequences and heads than an axis of a grid but the first may have.
-    [(1, 1, 0), (2, 37, 0), (3, 20, 45), (1, 700, 0), (33_000, 2, 0)],
+    [(1, 1, 0), (2, 37, 0), (3, 20, 45), (40, 130, 0), (1, 700, 0), (33_000, 2, 0)],
 )
-def test_masked_softmax(chunked: bool, distances: bool, batch: int, frames: int, past: int) -> None:
+def test_masked_softmax(chunked: bool, width: int, batch: int, frames: int, past: int) -> None:
     torch.manual_seed(0)
     seen = past + frames
     lengths = torch.randint(1, seen + 1, (batch,))
@@ -353,12 +341,18 @@ def test_masked_softmax(chunked: bool, distances: bool, batch: int, frames: int,
     if chunked:
         blocked = blocked | (torch.arange(seen) // 8 > (torch.arange(frames)[:, None] + past) // 8)
 
-    def run(scores: Tensor, by_distance: Tensor | None = None) -> Tensor:
-        return masked_softmax(scores, by_distance, blocked.cuda())
+    def run(scores: Tensor, projected: Tensor, positions_RHP: Tensor) -> SharedWeights:
+        if not width:
+            return masked_softmax(scores, None, blocked.cuda())
+        by_position = ByPosition(projected[..., 16:], positions_RHP.permute(1, 2, 0))
+        return masked_softmax(scores, by_position, blocked.cuda())
 
     scores = 3 * torch.randn(batch, 2, frames, seen)
-    by_distance = [3 * torch.randn(batch, 2, frames, seen + frames)] if distances else []
-    check(run, scores, *by_distance)
+    projected = torch.randn(batch, frames, 16 + 2 * width)
+    positions_RHP = torch.randn(seen + frames, 2, width)
+    if not width:
+        scores, projected, positions_RHP = scores, projected[:0].long(), positions_RHP[:0].long()
+    check(run, scores, projected, positions_RHP, tolerance=1e-5)
 
 
 @pytest.mark.parametrize(("batch", "frames"), SHAPES)

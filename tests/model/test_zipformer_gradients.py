@@ -128,26 +128,30 @@ def test_bias_norm_values_and_gradients() -> None:
 
 
 @pytest.mark.parametrize("past", [0, 3])
-@pytest.mark.parametrize("with_distances", [True, False])
-def test_masked_softmax_equals_torch(with_distances: bool, past: int) -> None:
+@pytest.mark.parametrize("with_positions", [True, False])
+def test_masked_softmax_equals_torch(with_positions: bool, past: int) -> None:
     count = 4
     seen = past + count
     content = randoms(2, 3, count, seen).requires_grad_()
-    by_distance = randoms(2, 3, count, seen + count, seed=1).requires_grad_()
-    leaves = (content, by_distance) if with_distances else (content,)
+    query = randoms(2, count, 3 * 2, seed=1).requires_grad_()
+    positions = randoms(3, 2, seen + count, seed=2).requires_grad_()
+    leaves = (content, query, positions) if with_positions else (content,)
     blocked = torch.zeros(2, 1, 1, seen, dtype=torch.bool)
     blocked[0, ..., 1:3] = True
     blocked[1] = True
     # Column s - (S - T) - t + S of row t.
     columns_TS = torch.arange(seen) - past - torch.arange(count)[:, None] + seen
 
-    def plainly(content: Tensor, by_distance: Tensor | None = None) -> Tensor:
-        if by_distance is not None:
+    def plainly(
+        content: Tensor, query: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        if query is not None:
+            by_distance = torch.einsum("nthp,hpr->nhtr", query.unflatten(-1, (3, 2)), positions)
             content = content + by_distance.gather(-1, columns_TS.expand_as(content))
         return torch.where(blocked, -1000.0, content).softmax(dim=-1)
 
-    more = by_distance if with_distances else None
-    got = scores.masked_softmax(content, more, blocked)
+    more = scores.ByPosition(query, positions) if with_positions else None
+    got = scores.masked_softmax(content, more, blocked).one_NHTS
     torch.testing.assert_close(got, plainly(*leaves))
     assert (got[0, ..., 1:3] == 0.0).all()
     upstream = randoms(2, 3, count, seen, seed=9)
@@ -158,10 +162,12 @@ def test_masked_softmax_equals_torch(with_distances: bool, past: int) -> None:
     ):
         torch.testing.assert_close(one, other)
     with torch.no_grad():
-        torch.testing.assert_close(scores.masked_softmax(content, more, blocked), got)
+        again = scores.masked_softmax(content, more, blocked)
+        torch.testing.assert_close(again.other_NHTS, got)
+        torch.testing.assert_close(again.first_NTS, got[:, 0])
     low = content.detach().bfloat16().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        weights = scores.masked_softmax(low, None, blocked)
+        weights = scores.masked_softmax(low, None, blocked).one_NHTS
     assert weights.dtype == torch.bfloat16
     torch.testing.assert_close(weights, plainly(low.double()).bfloat16(), rtol=8e-3, atol=1e-6)
 
@@ -177,7 +183,8 @@ def test_limit_gradients() -> None:
     assert gradient.grad_towards_limits(upstream, value, None) is upstream
     large = torch.tensor([-30.0, -20.0, 20.0, 30.0]).view(1, 1, 1, 4).requires_grad_()
     # The penalty is as large as the mean gradient at any scale of the loss.
-    for scale, more in ((1.0, None), (1e-6, None), (1.0, torch.zeros(1, 1, 1, 5))):
+    nothing = scores.ByPosition(torch.zeros(1, 1, 1), torch.zeros(1, 1, 5))
+    for scale, more in ((1.0, None), (1e-6, None), (1.0, nothing)):
         large.grad = None
         sums, rest, switch = scores.limit_scores(large, more, clock)
         assert rest is None

@@ -77,7 +77,7 @@ def test_attention_uses_relative_positions() -> None:
         for t in range(count):
             for s in range(count):
                 scores[t, s] = q[t] @ k[s] + p[t] @ (matrix @ encodings[count + s - t])
-        torch.testing.assert_close(got[0, head], scores.softmax(dim=-1))
+        torch.testing.assert_close(got.one_NHTS[0, head], scores.softmax(dim=-1))
 
 
 def test_relative_position_encodings() -> None:

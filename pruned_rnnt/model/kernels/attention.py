@@ -7,7 +7,6 @@
     product    out = x * factor
     uniform    out[n, t, s] = weights[n, t, s], or 1 / (number of frames with a weight) for these
                               frames if the device has chosen uniform weights
-    join       out[n, h, t, s] = one[n, h, t, s] + other[n, h, t, s], + first[n, t, s] for h = 0
 
 Axes: N sequences, H heads, T frames, S frames attended to, K channels of a head, C channels. One
 program takes
@@ -16,7 +15,6 @@ program takes
     squash    [ . . . . ]           the C channels of each of BLOCK_R rows
     product   [ . . . . ]           the same
     uniform   [ . . . . . . . . ]   the S columns of one row t
-    join      . . [ . . . . ] . .   BLOCK of the T * S elements of one head
 
 Batches of matrix products need the matrices of each head; torch copies to them several times as
 slowly, and once for each product.
@@ -29,10 +27,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import kernel, power_of_two
 from pruned_rnnt.model.kernels.rows import as_rows, own_tile, row_tiles
 
 _HEADS_TILE, _TILE = 1024, 2048
+# Columns of a program over a row of weights; fewer would be more variants to compile.
+_LEAST_COLUMNS = 256
 
 
 @kernel("rows", "frames")
@@ -216,22 +216,6 @@ def _uniform_kernel(
     tl.store(out, weight.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel("heads")
-def _join_kernel(first_ptr, one_ptr, other_ptr, out_ptr, size, heads, BLOCK: tl.constexpr):
-    # One axis: a grid may have only 65,535 pairs along another.
-    blocks = tl.cdiv(size, BLOCK)
-    pair = (tl.program_id(0) // blocks).to(tl.int64)
-    place = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    total = tl.load(one_ptr + pair * size + place, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(other_ptr + pair * size + place, mask=inside, other=0.0).to(tl.float32)
-    if pair % heads == 0:
-        first = tl.load(first_ptr + pair // heads * size + place, mask=inside, other=0.0)
-        total += first.to(tl.float32)
-    out = out_ptr + pair * size + place
-    tl.store(out, total.to(out_ptr.dtype.element_ty), mask=inside)
-
-
 def squash(value: Tensor, squashed: Tensor) -> Tensor:
     """value * tanh(squashed), (..., C), contiguous."""
     of_value, of_squashed = as_rows(value), as_rows(squashed)
@@ -319,7 +303,7 @@ def uniform_if(weights_NTS: Tensor, chosen: Tensor) -> Tensor:
     """
     batch, frames, seen = weights_NTS.shape
     out = weights_NTS.new_empty(weights_NTS.shape)
-    block_s = power_of_two(seen)
+    block_s = max(power_of_two(seen), _LEAST_COLUMNS)
     _uniform_kernel(
         (frames, batch),
         weights_NTS,
@@ -331,23 +315,5 @@ def uniform_if(weights_NTS: Tensor, chosen: Tensor) -> Tensor:
         weights_NTS.stride(1),
         block_s,
         num_warps=max(min(block_s // 256, 8), 1),
-    )
-    return out
-
-
-def join(first_NTS: Tensor, one_NHTS: Tensor, other_NHTS: Tensor) -> Tensor:
-    """one + other, and + first for the first head; all contiguous."""
-    batch, heads, frames, seen = one_NHTS.shape
-    out = torch.empty_like(one_NHTS)
-    size = frames * seen
-    _join_kernel(
-        (batch * heads * divide_up(size, _TILE),),
-        first_NTS,
-        one_NHTS,
-        other_NHTS,
-        out,
-        size,
-        heads,
-        _TILE,
     )
     return out

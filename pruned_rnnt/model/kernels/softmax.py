@@ -1,14 +1,29 @@
-"""Attention weights from scores in one pass: alignment of distances, masking, softmax.
+"""Attention weights from scores in one pass: scores by position, masking, softmax.
 
-    weights[t, s] = softmax_s( scores[t, s] + by_distance[t, T - t + s] )    over s not blocked
+    by_position[t, s] = sum_p query[t, p] positions[p, T - t + s]
+    weights[t, s] = softmax_s( scores[t, s] + by_position[t, s] )    over s not blocked
 
-Axes: N sequences, H heads, T frames, S frames attended to, R = S + T distances. One program takes
-one row t of one head, with its S columns in registers:
+Axes: N sequences, H heads, T frames, S frames attended to, P position width of a head, R = S + T
+distances. One program takes one row t of one head, with its S columns in registers:
 
-    by_distance row t  | . . . . . . . . . . . . |    R columns
+    positions          | . . . . . . . . . . . . |    R columns
                               |<----- S ----->|       of which row t reads S from T - t on
 
-torch takes three kernels forward and four backward, over tensors of S and of R columns.
+P is so small (4) that products with the positions take less time than reading them would, had a
+matrix product written them: R columns for each row t, twice as much as the scores. Rows begin
+anywhere, so that two bytes would be read at a time; words of eight bytes hold several p of one
+column.
+
+Backward, with g the gradient of the scores, one program takes one row t again, and a second kernel
+adds up along the diagonals of g for the positions. Its programs take BLOCK_R distances of one head:
+
+    of_query[t, p] = sum_s g[t, s] positions[p, T - t + s]
+    of_positions[p, r] = sum_t query[t, p] g[t, r - T + t]
+
+          s ->                     r ->
+    t   | 0 1 2 3 4 |        t   | . . . . 0 1 2 3 4 . |    a tile: BLOCK_T rows of g, each read one
+    |   | 0 1 2 3 4 |        |   | . . . 0 1 2 3 4 . . |    column further to the left, which a
+    v   | 0 1 2 3 4 |        v   | . . 0 1 2 3 4 . . . |    product with the queries adds up
 
 A CUDA graph can also carry a penalty on scores beyond a limit, which the device switches on and off
 (see `limit_scores` in `pruned_rnnt.model.zipformer.scores`): the forward kernel then stores the
@@ -24,11 +39,17 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.rows import as_rows, sums_of_parts
 
+# Columns of a program; fewer would be more variants to compile.
+_LEAST_COLUMNS = 256
 # Rows of one program of the penalty.
 _ROWS = 16
+# Frames and distances of a tile for the gradient of the positions, and programs that share it.
+_FRAMES, _DISTANCES, _PROGRAMS = 32, 64, 1056
 # Sides in a number of 32 bits.
 _PACKED = 16
 
@@ -45,10 +66,86 @@ def _own_row(frames, seen, BLOCK_S: tl.constexpr):
     return pair, frame, row, column, inside
 
 
-@kernel("heads", "frames", "blocked_n", "blocked_t")
+@triton.jit
+def _words(
+    words_ptr, group, pair, frame, heads, frames, seen, column, inside, GROUPS: tl.constexpr
+):
+    """The words of a group of p, for the columns that a frame reads."""
+    first = ((pair % heads) * GROUPS + group) * (seen + frames) + frames - frame
+    return tl.load(words_ptr + first + column, mask=inside, other=0)
+
+
+@triton.jit
+def _position(words, index: tl.constexpr, dtype: tl.constexpr):
+    """Number `index` of each word, in float32.
+
+    By halves of words: shifts of 64 bits, and conversions of bfloat16, take several instructions.
+    """
+    each: tl.constexpr = 64 // dtype.primitive_bitwidth
+    half = (words >> 32).to(tl.int32) if index >= each // 2 else words.to(tl.int32)
+    if dtype == tl.float32:
+        return half.to(tl.float32, bitcast=True)
+    elif dtype == tl.bfloat16:  # noqa: RET505  Triton compiles what follows a return
+        if index % 2 == 0:
+            return (half << 16).to(tl.float32, bitcast=True)
+        else:  # noqa: RET505
+            return (half & -65536).to(tl.float32, bitcast=True)
+    else:
+        number = half if index % 2 == 0 else half >> 16
+        return number.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _add_two(x0, x1, y0, y1):
+    return x0 + y0, x1 + y1
+
+
+@triton.jit
+def _add_four(x0, x1, x2, x3, y0, y1, y2, y3):
+    return x0 + y0, x1 + y1, x2 + y2, x3 + y3
+
+
+@triton.jit
+def _store_of_query(
+    of_query_ptr,
+    words_ptr,
+    through,
+    pair,
+    frame,
+    heads,
+    frames,
+    seen,
+    column,
+    inside,
+    WIDTH: tl.constexpr,
+):
+    """Store the gradient of one row's query, from that of its scores."""
+    dtype: tl.constexpr = of_query_ptr.dtype.element_ty
+    each: tl.constexpr = 64 // dtype.primitive_bitwidth
+    groups: tl.constexpr = (WIDTH + each - 1) // each
+    out = of_query_ptr + ((pair // heads * frames + frame) * heads + pair % heads) * WIDTH
+    through = through.to(tl.float32)
+    for group in tl.static_range(groups):
+        words = _words(words_ptr, group, pair, frame, heads, frames, seen, column, inside, groups)
+        product_0 = through * _position(words, 0, dtype)
+        product_1 = through * _position(words, 1, dtype)
+        # Sums by one reduction, since each waits for all warps.
+        if each == 4:
+            product_2 = through * _position(words, 2, dtype)
+            product_3 = through * _position(words, 3, dtype)
+            sums = tl.reduce((product_0, product_1, product_2, product_3), 0, _add_four)
+        else:
+            sums = tl.reduce((product_0, product_1), 0, _add_two)
+        for index in tl.static_range(each):
+            if group * each + index < WIDTH:
+                tl.store(out + group * each + index, sums[index].to(dtype))
+
+
+@kernel("heads", "frames")
 def _forward_kernel(
     scores_ptr,
-    distance_ptr,
+    query_ptr,
+    words_ptr,
     blocked_ptr,
     switch_ptr,
     weights_ptr,
@@ -56,23 +153,31 @@ def _forward_kernel(
     heads,
     frames,
     seen,
+    query_stride,
     blocked_n,
     blocked_t,
     BLOCKED_SCORE: tl.constexpr,
     LIMIT: tl.constexpr,
-    HAS_DISTANCE: tl.constexpr,
+    WIDTH: tl.constexpr,
     HAS_SWITCH: tl.constexpr,
     PACKED: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     pair, frame, row, column, inside = _own_row(frames, seen, BLOCK_S)
-    score = tl.load(scores_ptr + row * seen + column, mask=inside, other=0.0)
-    # The sum is rounded to the dtype of the scores, as in plain torch.
-    if HAS_DISTANCE:
-        first = row * (seen + frames) + frames - frame
-        distance = tl.load(distance_ptr + first + column, mask=inside, other=0.0)
-        score = (score.to(tl.float32) + distance.to(tl.float32)).to(scores_ptr.dtype.element_ty)
-    score = score.to(tl.float32)
+    score = tl.load(scores_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
+    if WIDTH > 0:
+        dtype: tl.constexpr = query_ptr.dtype.element_ty
+        each: tl.constexpr = 64 // dtype.primitive_bitwidth
+        groups: tl.constexpr = (WIDTH + each - 1) // each
+        own = query_ptr + (pair // heads * frames + frame) * query_stride + pair % heads * WIDTH
+        for group in tl.static_range(groups):
+            words = _words(
+                words_ptr, group, pair, frame, heads, frames, seen, column, inside, groups
+            )
+            for index in tl.static_range(each):
+                if group * each + index < WIDTH:
+                    query = tl.load(own + group * each + index).to(tl.float32)
+                    score += query * _position(words, index, dtype)
     # Two conditions, as HAS_SWITCH is a constant: without a switch, nothing is loaded.
     if HAS_SWITCH:  # noqa: SIM102
         if tl.load(switch_ptr) > 0.0:
@@ -81,8 +186,8 @@ def _forward_kernel(
             side = tl.reshape(tl.where(inside, side, 0), (BLOCK_S // PACKED, PACKED))
             packed = tl.sum(side << (2 * tl.arange(0, PACKED))[None, :], axis=1)
             word = tl.arange(0, BLOCK_S // PACKED)
-            words = (seen + PACKED - 1) // PACKED
-            tl.store(side_ptr + row * words + word, packed, mask=word < words)
+            most = (seen + PACKED - 1) // PACKED
+            tl.store(side_ptr + row * most + word, packed, mask=word < most)
     sequence = pair // heads
     blocked = tl.load(
         blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
@@ -90,33 +195,38 @@ def _forward_kernel(
     score = tl.where(blocked != 0, BLOCKED_SCORE, score)
     score = tl.where(inside, score, float("-inf"))
     exponential = tl.exp(score - tl.max(score, axis=0))
-    weight = exponential / tl.sum(exponential, axis=0)
+    weight = exponential * (1.0 / tl.sum(exponential, axis=0))
     place = weights_ptr + row * seen + column
     tl.store(place, weight.to(weights_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel("heads", "frames", "blocked_n", "blocked_t")
+@kernel("heads", "frames")
 def _backward_kernel(
     weights_ptr,
-    grad_ptr,
+    first_ptr,
+    one_ptr,
+    other_ptr,
+    words_ptr,
     blocked_ptr,
     of_scores_ptr,
-    of_distance_ptr,
+    of_query_ptr,
     sizes_ptr,
     heads,
     frames,
     seen,
     blocked_n,
     blocked_t,
-    HAS_DISTANCE: tl.constexpr,
+    WIDTH: tl.constexpr,
     HAS_SIZES: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    BLOCK_R: tl.constexpr,
 ):
     pair, frame, row, column, inside = _own_row(frames, seen, BLOCK_S)
     weight = tl.load(weights_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
-    grad = tl.load(grad_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
     sequence = pair // heads
+    grad = tl.load(one_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
+    grad += tl.load(other_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
+    of_first = first_ptr + (sequence * frames + frame) * seen + column
+    grad += tl.load(of_first, mask=inside & (pair % heads == 0), other=0.0).to(tl.float32)
     blocked = tl.load(
         blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
     )
@@ -125,32 +235,83 @@ def _backward_kernel(
     tl.store(of_scores_ptr + row * seen + column, through, mask=inside)
     if HAS_SIZES:
         tl.store(sizes_ptr + row, tl.sum(tl.abs(through.to(tl.float32)), axis=0))
-    if HAS_DISTANCE:
-        # Columns that the row does not read have no gradient.
-        distances = seen + frames
-        first = frames - frame
-        place = of_distance_ptr + row * distances
-        every = tl.arange(0, BLOCK_R)
-        outside = (every < first) | (every >= first + seen)
-        tl.store(
-            place + every,
-            tl.zeros((BLOCK_R,), dtype=of_distance_ptr.dtype.element_ty),
-            mask=outside & (every < distances),
+    if WIDTH > 0:
+        _store_of_query(
+            of_query_ptr,
+            words_ptr,
+            through,
+            pair,
+            frame,
+            heads,
+            frames,
+            seen,
+            column,
+            inside,
+            WIDTH,
         )
-        tl.store(place + first + column, through, mask=inside)
 
 
-@kernel("rows", "frames")
+@kernel("heads", "frames", "turns")
+def _of_positions_kernel(
+    of_scores_ptr,
+    query_ptr,
+    parts_ptr,
+    sequences,
+    heads,
+    frames,
+    seen,
+    query_stride,
+    turns,
+    WIDTH: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """A program takes every num_programs(1)-th sequence."""
+    distances = seen + frames
+    blocks = tl.cdiv(distances, BLOCK_R)
+    head = tl.program_id(0) // blocks
+    first = tl.program_id(0) % blocks * BLOCK_R
+    distance = first + tl.arange(0, BLOCK_R)
+    part = tl.arange(0, BLOCK_P)
+    total = tl.zeros((BLOCK_P, BLOCK_R), dtype=tl.float32)
+    # Other rows have none of these distances.
+    begin = tl.maximum(frames - first - BLOCK_R + 1, 0)
+    end = tl.minimum(distances - first, frames)
+    for turn in range(turns):
+        sequence = (turn * tl.num_programs(1) + tl.program_id(1)).to(tl.int64)
+        is_there = sequence < sequences
+        scores = of_scores_ptr + (sequence * heads + head) * frames * seen
+        query = query_ptr + sequence * frames * query_stride + head * WIDTH
+        for start in range(begin, end, BLOCK_T):
+            frame = start + tl.arange(0, BLOCK_T)
+            column = distance[None, :] - frames + frame[:, None]
+            inside = is_there & (frame < end)[:, None] & (column >= 0) & (column < seen)
+            through = tl.load(scores + frame[:, None] * seen + column, mask=inside, other=0.0)
+            own = tl.load(
+                query + frame[None, :] * query_stride + part[:, None],
+                mask=is_there & (frame < end)[None, :] & (part < WIDTH)[:, None],
+                other=0.0,
+            )
+            total = tl.dot(own, through, total, input_precision="ieee")
+    out = parts_ptr + (tl.program_id(1) * distances + distance[None, :]) * heads * WIDTH
+    out += head * WIDTH + part[:, None]
+    tl.store(out, total, mask=(distance < distances)[None, :] & (part < WIDTH)[:, None])
+
+
+@kernel("rows", "frames", "heads")
 def _penalty_kernel(
     side_ptr,
     switch_ptr,
     total_size_ptr,
+    words_ptr,
     of_scores_ptr,
-    of_distance_ptr,
+    of_query_ptr,
     rows,
+    heads,
     frames,
     seen,
-    HAS_DISTANCE: tl.constexpr,
+    WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     PACKED: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -169,9 +330,22 @@ def _penalty_kernel(
             through = tl.load(of_scores_ptr + place, mask=inside, other=0.0).to(tl.float32)
             through = (through + side * mean).to(of_scores_ptr.dtype.element_ty)
             tl.store(of_scores_ptr + place, through, mask=inside)
-            if HAS_DISTANCE:
-                first = row * (seen + frames) + frames - row % frames
-                tl.store(of_distance_ptr + first + column, through, mask=inside)
+            # Two conditions, as WIDTH is a constant.
+            if WIDTH > 0:  # noqa: SIM102
+                if row < rows:
+                    _store_of_query(
+                        of_query_ptr,
+                        words_ptr,
+                        through,
+                        row // frames,
+                        row % frames,
+                        heads,
+                        frames,
+                        seen,
+                        column,
+                        inside,
+                        WIDTH,
+                    )
 
 
 class Penalty(NamedTuple):
@@ -185,6 +359,31 @@ class Penalty(NamedTuple):
     sides: Tensor
 
 
+class Positions(NamedTuple):
+    """Scores by position, added to others.
+
+    query_NTC: (N, T, H * P), of the dtype of the scores.
+    words_HGR: int64, of `packed_positions`.
+    """
+
+    query_NTC: Tensor
+    words_HGR: Tensor
+
+    @property
+    def width(self) -> int:
+        """P."""
+        return self.query_NTC.size(-1) // self.words_HGR.size(0)
+
+
+def packed_positions(positions_HPR: Tensor) -> Tensor:
+    """The positions (H, P, R) as words (H, G, R), int64: four p of 16 bits each, or two of 32."""
+    each = 8 // positions_HPR.element_size()
+    positions_HPR = functional.pad(positions_HPR, (0, 0, 0, -positions_HPR.size(1) % each))
+    words_HGR4 = positions_HPR.unflatten(1, (-1, each)).movedim(2, -1).contiguous()
+    words_HGR: Tensor = words_HGR4.view(torch.int64).squeeze(-1)
+    return words_HGR
+
+
 def empty_sides(scores_NHTS: Tensor) -> Tensor:
     """Memory for the sides of scores."""
     shape = (*scores_NHTS.shape[:-1], divide_up(scores_NHTS.size(-1), _PACKED))
@@ -193,7 +392,7 @@ def empty_sides(scores_NHTS: Tensor) -> Tensor:
 
 def masked_softmax(
     scores_NHTS: Tensor,
-    by_distance_NHTR: Tensor | None,
+    positions: Positions | None,
     blocked: Tensor,
     *,
     blocked_score: float,
@@ -203,17 +402,19 @@ def masked_softmax(
     """The weights, (N, H, T, S), in the dtype of the scores; float32 inside.
 
     Args:
-        scores_NHTS, by_distance_NHTR: contiguous.
+        scores_NHTS: contiguous.
         blocked: bool (N, 1, 1, S) or (N, 1, T, S), contiguous.
         penalty: fills its `sides`, for scores beyond +-score_limit.
     """
     batch, heads, frames, seen = scores_NHTS.shape
     weights = torch.empty_like(scores_NHTS)
-    block_s = max(power_of_two(seen), _PACKED)
+    block_s = max(power_of_two(seen), _LEAST_COLUMNS)
+    query = None if positions is None else as_rows(positions.query_NTC)
     _forward_kernel(
         (batch * heads * frames,),
         scores_NHTS,
-        by_distance_NHTR,
+        None if query is None else query.tensor,
+        None if positions is None else positions.words_HGR,
         blocked.view(torch.uint8),
         None if penalty is None else penalty.switch,
         weights,
@@ -221,10 +422,11 @@ def masked_softmax(
         heads,
         frames,
         seen,
+        0 if query is None else query.stride,
         *_blocked_strides(blocked),
         blocked_score,
         score_limit,
-        by_distance_NHTR is not None,
+        0 if positions is None else positions.width,
         penalty is not None,
         _PACKED,
         block_s,
@@ -233,41 +435,65 @@ def masked_softmax(
     return weights
 
 
+class SoftmaxGradients(NamedTuple):
+    """Gradients of the arguments of `masked_softmax`; of the positions, (H, P, R), in float32."""
+
+    scores_NHTS: Tensor
+    query_NTC: Tensor | None
+    positions_HPR: Tensor | None
+
+
+class WeightsGradients(NamedTuple):
+    """Gradients of what reads the weights, all contiguous: of the weights of the first head,
+    (N, T, S), and two of all weights, (N, H, T, S)."""
+
+    first_NTS: Tensor
+    one_NHTS: Tensor
+    other_NHTS: Tensor
+
+
 def masked_softmax_backward(
     weights_NHTS: Tensor,
-    grad_NHTS: Tensor,
+    positions: Positions | None,
     blocked: Tensor,
+    grads: WeightsGradients,
     *,
-    has_distance: bool,
     penalty: Penalty | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the scores and of the distances; all arguments contiguous."""
+) -> SoftmaxGradients:
+    """Gradients of the scores, and of the queries and positions if there are any.
+
+    Args:
+        weights_NHTS: the result, contiguous.
+        positions, blocked, penalty: as for `masked_softmax`.
+        grads: of the weights, which are added here; autograd would add them in four passes.
+    """
     batch, heads, frames, seen = weights_NHTS.shape
     of_scores = torch.empty_like(weights_NHTS)
-    of_distance = None
-    if has_distance:
-        of_distance = weights_NHTS.new_empty((batch, heads, frames, seen + frames))
+    width, words, of_query = 0, None, None
+    if positions is not None:
+        width, words = positions.width, positions.words_HGR
+        of_query = positions.query_NTC.new_empty(positions.query_NTC.shape)
     rows = batch * heads * frames
     sizes = None
     if penalty is not None:
         sizes = weights_NHTS.new_empty((rows,), dtype=torch.float32)
-    block_s = power_of_two(seen)
+    block_s = max(power_of_two(seen), _LEAST_COLUMNS)
     _backward_kernel(
         (batch * heads * frames,),
         weights_NHTS,
-        grad_NHTS,
+        *grads,
+        words,
         blocked.view(torch.uint8),
         of_scores,
-        of_distance,
+        of_query,
         sizes,
         heads,
         frames,
         seen,
         *_blocked_strides(blocked),
-        has_distance,
+        width,
         sizes is not None,
         block_s,
-        power_of_two(seen + frames),
         num_warps=_warps(block_s),
     )
     if penalty is not None and sizes is not None:
@@ -276,18 +502,53 @@ def masked_softmax_backward(
             penalty.sides,
             penalty.switch,
             sizes.sum(),
+            words,
             of_scores,
-            of_distance,
+            of_query,
             rows,
+            heads,
             frames,
             seen,
-            has_distance,
+            width,
             _ROWS,
             _PACKED,
             block_s,
             num_warps=_warps(block_s),
         )
-    return of_scores, of_distance
+    of_positions = None
+    if positions is not None:
+        of_positions = _of_positions(of_scores, positions)
+    return SoftmaxGradients(of_scores, of_query, of_positions)
+
+
+def _of_positions(of_scores_NHTS: Tensor, positions: Positions) -> Tensor:
+    """The gradient (H, P, R) of the positions, float32."""
+    batch, heads, frames, seen = of_scores_NHTS.shape
+    width, distances = positions.width, seen + frames
+    query = as_rows(positions.query_NTC)
+    block_r = min(power_of_two(distances), _DISTANCES)
+    blocks = heads * divide_up(distances, block_r)
+    parts = min(batch, max(_PROGRAMS // blocks, 1))
+    of_parts = of_scores_NHTS.new_empty((parts, distances, heads * width), dtype=torch.float32)
+    _of_positions_kernel(
+        (blocks, parts),
+        of_scores_NHTS,
+        query.tensor,
+        of_parts,
+        batch,
+        heads,
+        frames,
+        seen,
+        query.stride,
+        divide_up(batch, parts),
+        width,
+        max(power_of_two(width), 16),
+        _FRAMES,
+        max(block_r, 16),
+    )
+    of_positions_RC = sums_of_parts(of_parts.flatten(1), torch.float32).view(distances, -1)
+    of_positions_HPR: Tensor = of_positions_RC.unflatten(1, (heads, width)).permute(1, 2, 0)
+    return of_positions_HPR
 
 
 def _blocked_strides(blocked: Tensor) -> tuple[int, int]:
@@ -297,4 +558,4 @@ def _blocked_strides(blocked: Tensor) -> tuple[int, int]:
 
 
 def _warps(columns: int) -> int:
-    return max(min(columns // 256, 8), 1)
+    return max(min(columns // 512, 8), 1)

@@ -14,11 +14,18 @@ from torch import Tensor, nn
 
 from pruned_rnnt.model.kernels.available import train_with_kernels, use_kernels
 from pruned_rnnt.model.linear import Linear, scaled_linear
+from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.frames import Frames, extend
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
-from pruned_rnnt.model.zipformer.scores import limit_scores, masked_softmax
+from pruned_rnnt.model.zipformer.scores import (
+    ByPosition,
+    SharedWeights,
+    limit_scores,
+    masked_softmax,
+    split_heads,
+)
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
 # Fraction of the training batches on which the position term is left out.
@@ -59,11 +66,11 @@ class AttentionWeights(nn.Module):
 
     def forward(
         self, x_NTE: Tensor, frames: Frames, past_NSC: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Weights (N, H, T, S), and the keys for the next chunk of a stream."""
+    ) -> tuple[SharedWeights, Tensor | None]:
+        """The weights, and the keys for the next chunk of a stream."""
         query, key, position_query = self.in_proj(x_NTE).split(self.split, dim=-1)
         key, past_NSC = extend(past_NSC, self.whiten_keys(self.balance_keys(key)))
-        by_distance_NHTR, penalty_switch = None, None
+        by_position, penalty_switch = None, None
         skip = self.clock.choose(_POSITION_SKIP) if self.training else False
         if skip is True:
             # Distributed training needs a gradient of every parameter, so linear_pos stays used.
@@ -72,26 +79,18 @@ class AttentionWeights(nn.Module):
             positions_RHP = self.linear_pos(frames.positions_RD).unflatten(-1, (self.heads, -1))
             if isinstance(skip, Tensor):
                 positions_RHP = positions_RHP * (1.0 - skip).to(positions_RHP.dtype)
-            by_distance_NHTR = distance_scores(position_query, positions_RHP.permute(1, 2, 0))
+            by_position = ByPosition(position_query, positions_RHP.permute(1, 2, 0))
         scores = dot_products(query, key, self.heads)
         if self.training:
-            scores, by_distance_NHTR, penalty_switch = limit_scores(
-                scores, by_distance_NHTR, self.clock
-            )
-        weights_NHTS = masked_softmax(scores, by_distance_NHTR, frames.blocked, penalty_switch)
-        return weights_NHTS, past_NSC
-
-
-def _heads(x_NTC: Tensor, heads: int) -> Tensor:
-    """(N, T, H * K) -> (N, H, T, K)."""
-    heads_NHTK: Tensor = x_NTC.unflatten(-1, (heads, -1)).transpose(1, 2)
-    return heads_NHTK
+            scores, by_position, penalty_switch = limit_scores(scores, by_position, self.clock)
+        weights = masked_softmax(scores, by_position, frames.blocked, penalty_switch)
+        return weights, past_NSC
 
 
 def dot_products(query_NTC: Tensor, key_NSC: Tensor, heads: int) -> Tensor:
     """(N, H, T, S): query . key of each head. The arguments are parts of one projection."""
     if not train_with_kernels(query_NTC, key_NSC):
-        return _heads(query_NTC, heads) @ _heads(key_NSC, heads).mT
+        return split_heads(query_NTC, heads) @ split_heads(key_NSC, heads).mT
     scores_NHTS: Tensor = _DotProducts.apply(  # type: ignore[no-untyped-call]
         query_NTC, key_NSC, heads
     )
@@ -120,42 +119,10 @@ class _DotProducts(torch.autograd.Function):
         return of_query, from_heads(grad.mT @ to_heads(query, ctx.heads)), None
 
 
-def distance_scores(query_NTC: Tensor, positions_HPR: Tensor) -> Tensor:
-    """(N, H, T, R): query . position of each head; the query is a part of a projection."""
-    if not train_with_kernels(query_NTC, positions_HPR):
-        return _heads(query_NTC, positions_HPR.size(0)) @ positions_HPR
-    scores_NHTR: Tensor = _DistanceScores.apply(  # type: ignore[no-untyped-call]
-        query_NTC, positions_HPR
-    )
-    return scores_NHTR
-
-
-class _DistanceScores(torch.autograd.Function):
-    """Like `_DotProducts`, with positions that all sequences share."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, positions: Tensor) -> Tensor:
-        from pruned_rnnt.model.kernels.attention import to_heads
-
-        ctx.save_for_backward(query, positions)
-        return to_heads(query, positions.size(0)) @ positions.to(query.dtype)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        from pruned_rnnt.model.kernels.attention import from_heads, to_heads
-
-        query, positions = ctx.saved_tensors
-        of_query = from_heads(grad @ positions.to(query.dtype).mT)
-        query_NHTP = to_heads(query, positions.size(0))
-        of_positions = (query_NHTP.mT @ grad).sum(dim=0, dtype=torch.float32)
-        return of_query, of_positions.to(positions.dtype)
-
-
 def weighted_sums(weights_NHTS: Tensor, value_NSC: Tensor) -> Tensor:
     """(N, T, C): sums of the values of each head with the weights of the head."""
     if not train_with_kernels(weights_NHTS, value_NSC) or weights_NHTS.dtype != value_NSC.dtype:
-        value_NHSC = _heads(value_NSC, weights_NHTS.size(1))
+        value_NHSC = split_heads(value_NSC, weights_NHTS.size(1))
         return (weights_NHTS @ value_NHSC).transpose(1, 2).flatten(2)
     sums_NTC: Tensor = _WeightedSums.apply(  # type: ignore[no-untyped-call]
         weights_NHTS, value_NSC
@@ -182,31 +149,6 @@ class _WeightedSums(torch.autograd.Function):
         grad_NHTK = to_heads(grad, weights.size(1))
         of_weights = grad_NHTK @ to_heads(value, weights.size(1)).mT
         return of_weights, from_heads(weights.mT @ grad_NHTK)
-
-
-def share_weights(weights_NHTS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights of the first head, (N, T, S), and all weights twice, for their three readers."""
-    if not train_with_kernels(weights_NHTS):
-        return weights_NHTS[:, 0], weights_NHTS, weights_NHTS
-    shared: tuple[Tensor, Tensor, Tensor] = _Share.apply(  # type: ignore[no-untyped-call]
-        weights_NHTS
-    )
-    return shared
-
-
-class _Share(torch.autograd.Function):
-    """Adds the gradients of the readers at once, which autograd does in four passes."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return weights[:, 0], weights.view_as(weights), weights.view_as(weights)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, first: Tensor, one: Tensor, other: Tensor) -> Tensor:
-        from pruned_rnnt.model.kernels.attention import join
-
-        return join(first.contiguous(), one.contiguous(), other.contiguous())
 
 
 def uniform_weights(weights_NTS: Tensor) -> Tensor:
@@ -279,7 +221,7 @@ def gated(x: Tensor, gate: Tensor) -> Tensor:
     """x * gate."""
     if not use_kernels(x, gate) or x.dtype != gate.dtype:
         return x * gate
-    product: Tensor = _Gate.apply(x, gate)  # type: ignore[no-untyped-call]
+    product: Tensor = applied(_Gate, x, gate)
     return product
 
 
@@ -317,9 +259,7 @@ def sums_of_squashed(
         if chosen is not None:
             weights_NTS = torch.where(chosen > 0.0, uniform_weights(weights_NTS), weights_NTS)
         return weights_NTS @ (value_NSC * torch.tanh(squashed_NSC))
-    summed_NTC: Tensor = _SumsOfSquashed.apply(  # type: ignore[no-untyped-call]
-        weights_NTS, value_NSC, squashed_NSC, chosen
-    )
+    summed_NTC: Tensor = applied(_SumsOfSquashed, weights_NTS, value_NSC, squashed_NSC, chosen)
     return summed_NTC
 
 

@@ -29,7 +29,6 @@ from pruned_rnnt.model.zipformer.attention import (
     AttentionWeights,
     NonlinAttention,
     SelfAttention,
-    share_weights,
 )
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.config import StackConfig
@@ -172,14 +171,13 @@ class ZipformerLayer(nn.Module):
         past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
         # `in_NTE` is x in the dtype of autocast, as the modules use it.
         begin_NTE, in_NTE, in_copy_NTE = begin_stream(x_NTE, 2)
-        weights_NHTS, keys = self.self_attn_weights(in_NTE, frames, past[0])
-        first_NTS, weights1_NHTS, weights2_NHTS = share_weights(weights_NHTS)
+        weights, keys = self.self_attn_weights(in_NTE, frames, past[0])
         x_NTE, in_NTE = add_branch(begin_NTE, self.feed_forward1(in_copy_NTE, masks.hidden1))
 
         uniform = self.clock.choose(_UNIFORM_WEIGHTS) if self.training else False
-        branch, nonlin = self.nonlin_attention(in_NTE, first_NTS, past[1], uniform)
+        branch, nonlin = self.nonlin_attention(in_NTE, weights.first_NTS, past[1], uniform)
         x_NTE, in_NTE = add_branch(x_NTE, self.balancer_na(branch), masks.attention)
-        branch, values1 = self.self_attn1(in_NTE, weights1_NHTS, past[2])
+        branch, values1 = self.self_attn1(in_NTE, weights.one_NHTS, past[2])
         x_NTE, in_NTE = add_branch(x_NTE, branch, masks.attention)
         branch, convolution1 = self.conv_module1(in_NTE, frames, past[4])
         x_NTE, in_NTE = add_branch(x_NTE, branch, masks.convolution1)
@@ -187,7 +185,7 @@ class ZipformerLayer(nn.Module):
         x_NTE, _ = add_branch(x_NTE, branch, masks.feed_forward2, read=False)
 
         x_NTE, in_NTE = begin_stream(self.bypass_mid(begin_NTE, x_NTE))
-        branch, values2 = self.self_attn2(in_NTE, weights2_NHTS, past[3])
+        branch, values2 = self.self_attn2(in_NTE, weights.other_NHTS, past[3])
         x_NTE, in_NTE = add_branch(x_NTE, branch, masks.attention)
         branch, convolution2 = self.conv_module2(in_NTE, frames, past[5])
         x_NTE, in_NTE = add_branch(x_NTE, branch, masks.convolution2)
