@@ -58,7 +58,8 @@ class Kernel:
 
     Args:
         function: the Python function.
-        unspecialised: names of integers on whose values Triton does not specialise.
+        unspecialised: names of integers on whose values Triton does not specialise, and of
+            pointers on whose alignment it does not: those of which a program reads few numbers.
 
     Attributes:
         compiled: variants by device, number of warps and `Bound.parts`.
@@ -102,7 +103,8 @@ class Kernel:
             elif isinstance(value, Tensor):
                 address = value.data_ptr()
                 plain, aligned = _POINTERS[value.dtype]
-                parts.append(plain if address % _ALIGNMENT else aligned)
+                is_plain = kind is _PLAIN or address % _ALIGNMENT
+                parts.append(plain if is_plain else aligned)
                 values.append(address)
             elif isinstance(value, float):
                 parts.append("fp32")

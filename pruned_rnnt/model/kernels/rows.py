@@ -31,8 +31,9 @@ from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 
 # Programs that share the sums over rows.
 _PARTS = 528
-# A tile of `column_sums`, and the parts that a program of the second kernel adds at a time.
-_ROWS, _WIDTH, _ADDED = 64, 128, 256
+# A tile of `column_sums`; the parts that a program of the second kernel adds at a time, and its
+# channels: one number for all widths, so that there are few variants to compile.
+_ROWS, _WIDTH, _ADDED, _SUMMED = 64, 128, 256, 32
 
 
 class Rows(NamedTuple):
@@ -138,7 +139,7 @@ def _parts_kernel(
     tl.store(out, tl.sum(total, axis=0), mask=channel < C)
 
 
-@kernel("parts")
+@kernel("parts", "C")
 def _total_kernel(
     parts_ptr,
     value_ptr,
@@ -203,17 +204,16 @@ def sums_of_parts(
     """
     parts, channels = parts_PC.shape
     out = torch.empty((channels,), dtype=dtype, device=parts_PC.device)
-    block_c = min(power_of_two(channels), 32)
     _total_kernel(
-        (divide_up(channels, block_c),),
+        (divide_up(channels, _SUMMED),),
         parts_PC,
-        value_C,
+        None if limits is None else value_C,
         limits,
         out,
         parts,
         channels,
         limits is not None,
         _ADDED,
-        block_c,
+        _SUMMED,
     )
     return out

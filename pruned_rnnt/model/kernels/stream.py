@@ -24,7 +24,8 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.launch import divide_up, kernel
 from pruned_rnnt.model.kernels.rows import load_channels, own_tile, row_tiles, rows_of_turn
 
-_TILE = 4096
+# Elements of a program; sums of more take the compiler long, and registers run out.
+_SUM_TILE, _TILE = 2048, 4096
 
 
 @kernel()
@@ -40,7 +41,7 @@ def _begin_backward_kernel(
     tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel()
+@kernel("keep_ptr")
 def _add_kernel(
     x_ptr,
     branch_ptr,
@@ -65,7 +66,7 @@ def _add_kernel(
         tl.store(read_ptr + place, total.to(read_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel()
+@kernel("keep_ptr")
 def _add_backward_kernel(
     grad_ptr,
     of_read_ptr,
@@ -94,14 +95,14 @@ def begin_backward(grad: Tensor, first: Tensor, second: Tensor | None) -> Tensor
     total = torch.empty_like(grad)
     count = grad.numel()
     _begin_backward_kernel(
-        (divide_up(count, _TILE),),
+        (divide_up(count, _SUM_TILE),),
         grad,
         first,
         second,
         total,
         count,
         second is not None,
-        _TILE,
+        _SUM_TILE,
     )
     return total
 
@@ -117,7 +118,7 @@ def add(
     read = None if dtype is None else torch.empty_like(x_NTE, dtype=dtype)
     count = x_NTE.numel()
     _add_kernel(
-        (divide_up(count, _TILE),),
+        (divide_up(count, _SUM_TILE),),
         x_NTE,
         branch_NTE,
         keep_N11,
@@ -127,7 +128,7 @@ def add(
         count // x_NTE.size(0),
         keep_N11 is not None,
         read is not None,
-        _TILE,
+        _SUM_TILE,
     )
     return total, read
 
@@ -145,7 +146,7 @@ def add_backward(
     grad_branch = torch.empty_like(grad_NTE, dtype=dtype)
     count = grad_NTE.numel()
     _add_backward_kernel(
-        (divide_up(count, _TILE),),
+        (divide_up(count, _SUM_TILE),),
         grad_NTE,
         of_read_NTE,
         keep_N11,
@@ -155,12 +156,12 @@ def add_backward(
         count // grad_NTE.size(0),
         of_read_NTE is not None,
         keep_N11 is not None,
-        _TILE,
+        _SUM_TILE,
     )
     return grad_x, grad_branch
 
 
-@kernel("rows", "frames", "slow_frames")
+@kernel("rows", "frames", "slow_frames", "rate", "keep_ptr", "second_switch_ptr")
 def _bypass_kernel(
     before_ptr,
     after_ptr,
@@ -174,7 +175,7 @@ def _bypass_kernel(
     rows,
     frames,
     slow_frames,
-    RATE: tl.constexpr,
+    rate,
     E,
     HAS_FACTOR: tl.constexpr,
     HAS_KEEP: tl.constexpr,
@@ -189,7 +190,7 @@ def _bypass_kernel(
     row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
     place = row[:, None] * E + channel[None, :]
     sequence = row // frames
-    slow = sequence * slow_frames + (row - sequence * frames) // RATE
+    slow = sequence * slow_frames + (row - sequence * frames) // rate
     before = tl.load(before_ptr + place, mask=inside, other=0.0).to(tl.float32)
     after = tl.load(after_ptr + slow[:, None] * E + channel[None, :], mask=inside, other=0.0)
     after = after.to(tl.float32)
@@ -206,7 +207,7 @@ def _bypass_kernel(
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel("slow_rows", "frames", "slow_frames", "turns")
+@kernel("slow_rows", "frames", "slow_frames", "turns", "rate", "keep_ptr")
 def _bypass_backward_kernel(
     before_ptr,
     after_ptr,
@@ -221,14 +222,14 @@ def _bypass_backward_kernel(
     frames,
     slow_frames,
     turns,
-    RATE: tl.constexpr,
+    rate,
     E,
     HAS_FACTOR: tl.constexpr,
     HAS_KEEP: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """A program takes every num_programs-th tile of slow rows, with the RATE frames of each."""
+    """A program takes every num_programs-th tile of slow rows, with the `rate` frames of each."""
     channel = tl.arange(0, BLOCK_E)
     scale = load_channels(scale_ptr, channel, E)
     # A tile, because a sum over the rows in each turn would wait for all warps.
@@ -236,7 +237,7 @@ def _bypass_backward_kernel(
     for turn in range(turns):
         slow, inside = rows_of_turn(turn, slow_rows, channel, E, BLOCK_R)
         sequence = slow // slow_frames
-        first = sequence * frames + (slow - sequence * slow_frames) * RATE
+        first = sequence * frames + (slow - sequence * slow_frames) * rate
         slow_place = slow[:, None] * E + channel[None, :]
         after = tl.load(after_ptr + slow_place, mask=inside, other=0.0).to(tl.float32)
         if HAS_FACTOR:
@@ -248,7 +249,7 @@ def _bypass_backward_kernel(
             kept = scale
         total = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
         product = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
-        for frame in range(RATE):
+        for frame in range(rate):
             place = (first + frame)[:, None] * E + channel[None, :]
             grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
             before = tl.load(before_ptr + place, mask=inside, other=0.0).to(tl.float32)
