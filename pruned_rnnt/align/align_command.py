@@ -168,7 +168,9 @@ def write_alignments(
             "%d text%s with characters without a token, which were aligned as <unk>: %s",
             with_unknown,
             "s" * (with_unknown > 1),
-            ", ".join(list(unknown)[:_MAX_NAMED]) + ", ..." * (len(unknown) > _MAX_NAMED),
+            # Quoted: one may be a comma.
+            ", ".join(map(repr, list(unknown)[:_MAX_NAMED]))
+            + ", ..." * (len(unknown) > _MAX_NAMED),
         )
     mean = f", score per word {score / aligned:.2f}" if aligned else ""
     paths = location(folder, kind, name)

@@ -104,6 +104,11 @@ def config_path(folder: Path) -> Path:
         ConfigError: the folder is no run.
     """
     path = RunFolder(folder).config
+    if folder.is_file():
+        raise ConfigError(
+            f"{folder} is not a run: it is a file, and a run is the folder of a training, with its "
+            f"{path.name}"
+        )
     if not path.is_file():
         raise ConfigError(f"{folder} is not a run: it has no {path.name}")
     return path

@@ -104,7 +104,7 @@ def test_failures_are_reported(
     assert "aligned 1 utterances" in shown.out
     assert "not aligned: 2" in shown.out
     assert "1 text with characters without a token" in shown.err
-    assert "as <unk>: blue?\n" in shown.err
+    assert "as <unk>: 'blue?'\n" in shown.err
     reasons = dict(
         line.split("\t") for line in (tmp_path / "odd-not-aligned.txt").read_text().splitlines()
     )
