@@ -169,12 +169,25 @@ def test_a_batch_is_launched_before_the_results_of_the_one_before_are_read(
         early += collected.done()
     assert done[:5] == ["launch 1", "launch 1", "align 1", "launch 2", "read 1"]
     assert len(early) >= 10
-    assert len(early) + sum(map(len, collected.finish())) == 20
+    late = [len(found) for found in collected.finish() if found]
+    assert len(late) > 1  # by batch, not at the end
+    assert len(early) + sum(late) == 20
     launches = [place for place, step in enumerate(done) if step.startswith("launch")]
     reads = [place for place, step in enumerate(done) if step.startswith("read")]
     sizes = [int(done[place].split()[1]) for place in launches]
     assert sizes == [1, 1, *[2] * 9]
     assert all(after < read for after, read in zip(launches[1:], reads, strict=False))
+
+
+@pytest.mark.parametrize("frames", [9, 100, 1001, 2999])
+def test_batches_have_aligned_encoder_frames(frames: int) -> None:
+    """Of a Zipformer: (T - 7) // 2 for T feature frames, before its stacks downsample."""
+    decoder = BatchDecoder(lambda *_: iter(()), torch.device("cuda"), 9)  # type: ignore[arg-type, return-value]
+    padded = decoder.padded_frames(frames)
+    assert padded >= frames
+    assert (padded - 7) // 2 % 16 == 0
+    on_a_cpu = decoder._replace(device=torch.device("cpu"))
+    assert on_a_cpu.padded_frames(frames) == frames
 
 
 @pytest.mark.gpu
