@@ -39,6 +39,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "train.steps=many"], EXIT_USAGE, "train.steps"),
         (["train", "data.path=/nowhere"], EXIT_FAILED, "run `pruned-rnnt prepare`"),
         (["decode", "/nowhere"], EXIT_USAGE, "/nowhere is not a run"),
+        (["decode", __file__], EXIT_USAGE, f"{__file__} is not a run: it is a file"),
         (["decode"], EXIT_USAGE, "name one run"),
         (["train", "task=singing"], EXIT_USAGE, "must be 'lm'"),
         (["decode", "a", "b"], EXIT_USAGE, "name one run"),

@@ -40,10 +40,14 @@ _MOST_ROWS = 256
 _MOST_GRAPHS = 24
 # Counted shapes; those of other batches are forgotten.
 _MOST_COUNTS = 10_000
-# `more` is one less than the receptive field of the encoder.
-GRAPH_PADDING = BatchPadding(frame_step=32, steps=8)
+_FRAME_STEP, _STEPS = 32, 8
 
 _Captured = TypeVar("_Captured")
+
+
+def graph_padding(receptive_field: int) -> BatchPadding:
+    """How batches of an encoder are padded to few shapes."""
+    return BatchPadding(_FRAME_STEP, _STEPS, more=receptive_field - 1)
 
 
 class GraphMemory(NamedTuple):
@@ -163,8 +167,7 @@ class InferenceGraphs(FrequentGraphs[_Pass]):
     ) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding."""
         batch, frames, _ = features_NTF.shape
-        padding = GRAPH_PADDING._replace(more=encoder.receptive_field - 1)
-        shape = padding.shape_of(features_NTF)
+        shape = graph_padding(encoder.receptive_field).shape_of(features_NTF)
         found = None
         if encoder.receptive_field <= frames and shape[0] * shape[1] <= MOST_FRAMES:
             key = shape, encoder.chunking

@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from pruned_rnnt.model.depthwise import compute_dtype
 from pruned_rnnt.model.kernels.available import train_with_kernels
-from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.side_branch import beside
 
 
@@ -38,7 +37,9 @@ class LayerNorm(nn.LayerNorm):
         dtype = torch.promote_types(x.dtype, self.weight.dtype)
         if self.before_product:
             dtype = compute_dtype(x, self.weight)
-        fused: Tensor = applied(_LayerNorm, x, self.weight, self.bias, self.eps, self.silu, dtype)
+        fused: Tensor = _LayerNorm.apply(  # type: ignore[no-untyped-call]
+            x, self.weight, self.bias, self.eps, self.silu, dtype
+        )
         return fused
 
 

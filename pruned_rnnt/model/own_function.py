@@ -14,8 +14,6 @@ import torch
 class _NothingSaved:
     """The context of a forward pass that no backward pass follows."""
 
-    needs_input_grad: tuple[bool, ...] = ()
-
     def save_for_backward(self, *tensors: object) -> None: ...
 
     def mark_non_differentiable(self, *tensors: object) -> None: ...

@@ -40,8 +40,7 @@ class WideConv2d(Conv2d):
         if not (should_avoid_cudnn_replanning(x_NCTF) and torch.is_grad_enabled()):
             return super().forward(x_NCTF)
         dtype = compute_dtype(x_NCTF, self.weight)
-        maps_NCTF: Tensor = applied(
-            _WideConvolution,
+        maps_NCTF: Tensor = _WideConvolution.apply(  # type: ignore[no-untyped-call]
             channels_last(x_NCTF.to(dtype)),
             self.weight.to(dtype, memory_format=torch.channels_last),
             self.bias if self.bias is None else self.bias.to(dtype),

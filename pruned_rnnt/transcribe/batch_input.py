@@ -29,7 +29,7 @@ from pruned_rnnt.transcribe.segments import Segment
 from pruned_rnnt.transcribe.speech_energy import is_digital_silence
 
 # On a GPU, numbers of frames between powers of two: 1.5 % of a batch is padding on average.
-_PADDING = BatchPadding(frame_step=32, steps=32)
+_FRAME_STEP, _STEPS = 32, 32
 
 
 class BatchInput(NamedTuple):
@@ -157,4 +157,5 @@ class BatchDecoder(NamedTuple):
         """The feature frames of a batch whose longest utterance has `frames`."""
         if self.device.type != "cuda":
             return frames
-        return _PADDING._replace(more=self.least_frames - 1).frames_of(frames)
+        padding = BatchPadding(_FRAME_STEP, _STEPS, more=self.least_frames - 1)
+        return padding.frames_of(frames)

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from pruned_rnnt.decode.build_search import score_problem
-from pruned_rnnt.model.inference_graphs import GRAPH_PADDING
+from pruned_rnnt.model.inference_graphs import graph_padding
 from pruned_rnnt.system.device import HostCopy
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.transcribe.batch_input import (
@@ -85,7 +85,7 @@ class SegmentBatches:
         self._decoder = decoder
         self._second = SecondDecoding(decoder)
         self._most_frames = most_frames
-        self._graph_padding = GRAPH_PADDING._replace(more=decoder.least_frames - 1)
+        self._graph_padding = graph_padding(decoder.least_frames)
         self._with_words = with_words
         self._lost_speech = lost_speech
         # Those that are not done, and how many there were before the next one.
@@ -109,7 +109,8 @@ class SegmentBatches:
     def add(
         self, recording: RecordingPath, part: Segment | WholeRecording
     ) -> Iterator[list[RecordingPath]]:
-        """Add the next segment of the newest recording; may decode those that wait.
+        """Add the next segment of the newest recording, and decode those that wait if they are
+        enough, while the caller iterates.
 
         Yields the earlier recordings that are decoded with each batch.
         """
@@ -121,17 +122,17 @@ class SegmentBatches:
         self._frames += frames
         if self._frames >= self._batches_waiting * self._most_frames:
             for _ in self._launch_batches(to_the_end=False):
-                yield self._done(besides=recording)
+                yield self.done(besides=recording)
             self._batches_waiting = min(2 * self._batches_waiting, _MOST_BATCHES)
 
-    def done(self) -> list[RecordingPath]:
-        """The recordings that are decoded. The newest recording must have ended.
+    def done(self, besides: RecordingPath | None = None) -> list[RecordingPath]:
+        """The recordings that are decoded, of those that have ended.
 
         No recording is returned twice.
-        """
-        return self._done()
 
-    def _done(self, besides: RecordingPath | None = None) -> list[RecordingPath]:
+        Args:
+            besides: the newest recording, if it has not ended.
+        """
         # Of recordings alone that are decoded in no batch, such as those that cannot be read.
         changed = self._recordings if self._has_decoded else self._recordings[-1:]
         done = [each for each in changed if not each.waiting and each is not besides]
@@ -143,13 +144,15 @@ class SegmentBatches:
         return done
 
     def finish(self) -> Iterator[list[RecordingPath]]:
-        """Decode all segments that wait; yields the recordings that are decoded with each batch.
-        All have ended."""
+        """Decode all segments that wait, while the caller iterates. All recordings have ended.
+
+        Yields the recordings that are decoded with each batch.
+        """
         for _ in self._launch_batches(to_the_end=True):
-            yield self._done()
+            yield self.done()
         while self._launched:
             self._go_on()
-            yield self._done()
+            yield self.done()
 
     def _launch_batches(self, *, to_the_end: bool) -> Iterator[None]:
         """Divide the segments that wait into full batches of similar lengths, and launch these.

@@ -355,6 +355,33 @@ def test_masked_softmax(chunked: bool, width: int, batch: int, frames: int, past
     check(run, scores, projected, positions_RHP, tolerance=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+@pytest.mark.parametrize("width", [4, 5])
+@pytest.mark.parametrize(("frames", "past"), [(37, 0), (20, 45), (304, 0)])
+def test_masked_softmax_of_16_bits(
+    frames: int, past: int, width: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    seen = past + frames
+    blocked = (torch.arange(seen) >= torch.tensor([[seen], [1 + seen // 2]]))[:, None, None]
+    inputs = [
+        2 * torch.randn(2, 3, frames, seen),
+        torch.randn(2, frames, 3 * width),
+        torch.randn(3, width, seen + frames),
+    ]
+    upstream = [torch.randn(2, frames, seen), *torch.randn(2, 2, 3, frames, seen)]
+    results = []
+    for exact in (False, True):
+        leaves = [x.to("cuda", dtype) for x in inputs]
+        leaves = [(x.double() if exact else x).requires_grad_() for x in leaves]
+        weights = masked_softmax(leaves[0], ByPosition(*leaves[1:]), blocked.cuda())
+        grads = [x.to("cuda", weights.one_NHTS.dtype) for x in upstream]
+        results.append([*weights, *torch.autograd.grad(weights, leaves, grads)])
+    for fused, plain in zip(*results, strict=True):
+        assert fused.dtype == dtype
+        assert (fused - plain).norm() <= tolerance * plain.norm()
+
+
 @pytest.mark.parametrize(("batch", "frames"), SHAPES)
 def test_gate(batch: int, frames: int) -> None:
     torch.manual_seed(0)

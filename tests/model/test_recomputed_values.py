@@ -11,15 +11,12 @@ from torch import Tensor, nn
 from pruned_rnnt.model.gated_depthwise import gated_depthwise
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.subsampling_convolutions import FirstConv2d
-from pruned_rnnt.model.zipformer.attention import (
-    dot_products,
-    share_weights,
-    sums_of_squashed,
-)
+from pruned_rnnt.model.zipformer.attention import dot_products, sums_of_squashed
 from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import Bypass, end_of_layer
 from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
+from pruned_rnnt.model.zipformer.scores import masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
 pytestmark = pytest.mark.gpu
@@ -101,12 +98,13 @@ def test_squashed_values_of_any_size_are_exact_to_float32() -> None:
 
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize(("batch", "frames"), [*SHAPES[:2], (2, 523)])
-def test_gradients_of_shared_weights_are_added(batch: int, frames: int, heads: int) -> None:
+def test_gradients_of_the_readers_of_weights_are_added(batch: int, frames: int, heads: int) -> None:
     torch.manual_seed(0)
     factors = torch.randn(3, batch, heads, frames, frames + 2, dtype=torch.float64)
 
     def run(leaves: Sequence[Tensor]) -> Tensor:
-        first, *both = share_weights(leaves[0])
+        blocked = torch.zeros(1, 1, 1, frames + 2, dtype=torch.bool, device=DEVICE)
+        first, *both = masked_softmax(leaves[0], None, blocked)
         of_first, *of_both = factors.to(DEVICE, first.dtype)
         summed = [x * factor for x, factor in zip(both, of_both, strict=True)]
         return torch.stack([*summed, (first * of_first[:, 0]).unsqueeze(1).expand_as(both[0])])

@@ -27,12 +27,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import column_block, kernel
 from pruned_rnnt.model.kernels.rows import as_rows, own_tile, row_tiles
 
 _HEADS_TILE, _TILE = 1024, 2048
-# Columns of a program over a row of weights; fewer would be more variants to compile.
-_LEAST_COLUMNS = 256
 
 
 @kernel("rows", "frames")
@@ -303,7 +301,7 @@ def uniform_if(weights_NTS: Tensor, chosen: Tensor) -> Tensor:
     """
     batch, frames, seen = weights_NTS.shape
     out = weights_NTS.new_empty(weights_NTS.shape)
-    block_s = max(power_of_two(seen), _LEAST_COLUMNS)
+    block_s = column_block(seen)
     _uniform_kernel(
         (frames, batch),
         weights_NTS,

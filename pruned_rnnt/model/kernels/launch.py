@@ -129,6 +129,12 @@ def divide_up(count: int, size: int) -> int:
     return -(-count // size)
 
 
+def column_block(columns: int) -> int:
+    """The block of a program that takes whole rows. Less than 256 columns have no blocks of their
+    own, which would be more variants to compile."""
+    return max(power_of_two(columns), 256)
+
+
 def power_of_two(count: int) -> int:
     """The smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()

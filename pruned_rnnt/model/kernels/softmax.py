@@ -41,11 +41,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import column_block, divide_up, kernel, power_of_two
 from pruned_rnnt.model.kernels.rows import as_rows, sums_of_parts
 
-# Columns of a program; fewer would be more variants to compile.
-_LEAST_COLUMNS = 256
 # Rows of one program of the penalty.
 _ROWS = 16
 # Frames and distances of a tile for the gradient of the positions, and programs that share it.
@@ -59,7 +57,7 @@ def _own_row(frames, seen, BLOCK_S: tl.constexpr):
     """The program's pair of sequence and head, its frame, its row, the columns, and a mask."""
     # One axis: a grid may have only 65,535 pairs along another.
     pair = (tl.program_id(0) // frames).to(tl.int64)
-    frame = tl.program_id(0) % frames
+    frame = (tl.program_id(0) % frames).to(tl.int64)
     column = tl.arange(0, BLOCK_S)
     inside = column < seen
     row = pair * frames + frame
@@ -251,7 +249,7 @@ def _backward_kernel(
         )
 
 
-@kernel("heads", "frames", "turns")
+@kernel("sequences", "heads", "frames", "turns")
 def _of_positions_kernel(
     of_scores_ptr,
     query_ptr,
@@ -287,9 +285,10 @@ def _of_positions_kernel(
             frame = start + tl.arange(0, BLOCK_T)
             column = distance[None, :] - frames + frame[:, None]
             inside = is_there & (frame < end)[:, None] & (column >= 0) & (column < seen)
-            through = tl.load(scores + frame[:, None] * seen + column, mask=inside, other=0.0)
+            row = frame.to(tl.int64)
+            through = tl.load(scores + row[:, None] * seen + column, mask=inside, other=0.0)
             own = tl.load(
-                query + frame[None, :] * query_stride + part[:, None],
+                query + row[None, :] * query_stride + part[:, None],
                 mask=is_there & (frame < end)[None, :] & (part < WIDTH)[:, None],
                 other=0.0,
             )
@@ -378,7 +377,8 @@ class Positions(NamedTuple):
 def packed_positions(positions_HPR: Tensor) -> Tensor:
     """The positions (H, P, R) as words (H, G, R), int64: four p of 16 bits each, or two of 32."""
     each = 8 // positions_HPR.element_size()
-    positions_HPR = functional.pad(positions_HPR, (0, 0, 0, -positions_HPR.size(1) % each))
+    if lacking := -positions_HPR.size(1) % each:
+        positions_HPR = functional.pad(positions_HPR, (0, 0, 0, lacking))
     words_HGR4 = positions_HPR.unflatten(1, (-1, each)).movedim(2, -1).contiguous()
     words_HGR: Tensor = words_HGR4.view(torch.int64).squeeze(-1)
     return words_HGR
@@ -408,7 +408,7 @@ def masked_softmax(
     """
     batch, heads, frames, seen = scores_NHTS.shape
     weights = torch.empty_like(scores_NHTS)
-    block_s = max(power_of_two(seen), _LEAST_COLUMNS)
+    block_s = column_block(seen)
     query = None if positions is None else as_rows(positions.query_NTC)
     _forward_kernel(
         (batch * heads * frames,),
@@ -459,6 +459,7 @@ def masked_softmax_backward(
     grads: WeightsGradients,
     *,
     penalty: Penalty | None = None,
+    of_positions: bool = True,
 ) -> SoftmaxGradients:
     """Gradients of the scores, and of the queries and positions if there are any.
 
@@ -466,6 +467,7 @@ def masked_softmax_backward(
         weights_NHTS: the result, contiguous.
         positions, blocked, penalty: as for `masked_softmax`.
         grads: of the weights, which are added here; autograd would add them in four passes.
+        of_positions: whether the gradient of the positions is needed.
     """
     batch, heads, frames, seen = weights_NHTS.shape
     of_scores = torch.empty_like(weights_NHTS)
@@ -477,7 +479,7 @@ def masked_softmax_backward(
     sizes = None
     if penalty is not None:
         sizes = weights_NHTS.new_empty((rows,), dtype=torch.float32)
-    block_s = max(power_of_two(seen), _LEAST_COLUMNS)
+    block_s = column_block(seen)
     _backward_kernel(
         (batch * heads * frames,),
         weights_NHTS,
@@ -515,10 +517,10 @@ def masked_softmax_backward(
             block_s,
             num_warps=_warps(block_s),
         )
-    of_positions = None
-    if positions is not None:
-        of_positions = _of_positions(of_scores, positions)
-    return SoftmaxGradients(of_scores, of_query, of_positions)
+    of_vectors = None
+    if positions is not None and of_positions:
+        of_vectors = _of_positions(of_scores, positions)
+    return SoftmaxGradients(of_scores, of_query, of_vectors)
 
 
 def _of_positions(of_scores_NHTS: Tensor, positions: Positions) -> Tensor:
@@ -526,8 +528,7 @@ def _of_positions(of_scores_NHTS: Tensor, positions: Positions) -> Tensor:
     batch, heads, frames, seen = of_scores_NHTS.shape
     width, distances = positions.width, seen + frames
     query = as_rows(positions.query_NTC)
-    block_r = min(power_of_two(distances), _DISTANCES)
-    blocks = heads * divide_up(distances, block_r)
+    blocks = heads * divide_up(distances, _DISTANCES)
     parts = min(batch, max(_PROGRAMS // blocks, 1))
     of_parts = of_scores_NHTS.new_empty((parts, distances, heads * width), dtype=torch.float32)
     _of_positions_kernel(
@@ -544,7 +545,7 @@ def _of_positions(of_scores_NHTS: Tensor, positions: Positions) -> Tensor:
         width,
         max(power_of_two(width), 16),
         _FRAMES,
-        max(block_r, 16),
+        _DISTANCES,
     )
     of_positions_RC = sums_of_parts(of_parts.flatten(1), torch.float32).view(distances, -1)
     of_positions_HPR: Tensor = of_positions_RC.unflatten(1, (heads, width)).permute(1, 2, 0)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.zipformer.schedule import Clock
 from pruned_rnnt.ops.common.library import accumulator
@@ -76,14 +76,16 @@ def masked_softmax(
             *applied(_FusedSoftmax, scores, query, positions, blocked, penalty_switch)
         )
     by_distance = None if by_position is None else _distance_scores(by_position)
-    if not use_own_function(scores, differentiable=scores.requires_grad):
+    if not (torch.is_grad_enabled() and scores.requires_grad):
         if by_distance is None:
             total = torch.where(blocked, _BLOCKED_SCORE, scores)
         else:
             total = _total(scores, by_distance).masked_fill_(blocked, _BLOCKED_SCORE)
         weights = total.softmax(dim=-1).to(total.dtype)
     else:
-        weights = applied(_MaskedSoftmax, scores, by_distance, blocked)
+        weights = _MaskedSoftmax.apply(  # type: ignore[no-untyped-call]
+            scores, by_distance, blocked
+        )
     return SharedWeights(weights[:, 0], weights, weights)
 
 
@@ -93,7 +95,7 @@ def limit_scores(
     """Adds a gradient against scores beyond +-25 to some of the batches; for training.
 
     Returns the arguments of `masked_softmax`: on these batches the sum of both scores and None,
-    otherwise the two scores; and the switch if the decision for this batch is on the device. The
+    otherwise what was given; and the switch if the decision for this batch is on the device. The
     added gradient has the mean size of the incoming one, because the effect of a fixed penalty
     would depend on the scale of the loss: negligible for a sum over a large batch, dominant for a
     mean over frames.
@@ -113,7 +115,7 @@ def limit_scores(
 def _distance_scores(by_position: ByPosition) -> Tensor:
     """(N, H, T, R): the query's product with the positions at all distances."""
     query_NTC, positions_HPR = by_position
-    return split_heads(query_NTC, positions_HPR.size(0)) @ positions_HPR
+    return split_heads(query_NTC, positions_HPR.size(0)) @ positions_HPR.to(query_NTC.dtype)
 
 
 def _total(scores_NHTS: Tensor, by_distance_NHTR: Tensor | None) -> Tensor:
@@ -192,6 +194,8 @@ class _FusedSoftmax(torch.autograd.Function):
         from pruned_rnnt.model.kernels.softmax import masked_softmax as fused_softmax
 
         ctx.penalty, ctx.dtype = None, None
+        if query is not None:
+            query = query.to(scores.dtype)
         if penalty_switch is not None:
             ctx.penalty = Penalty(penalty_switch, empty_sides(scores))
         words = None
@@ -223,6 +227,7 @@ class _FusedSoftmax(torch.autograd.Function):
             blocked,
             WeightsGradients(*(grad.contiguous() for grad in grads)),
             penalty=ctx.penalty,
+            of_positions=ctx.needs_input_grad[2],
         )
         of_positions = found.positions_HPR
         if of_positions is not None:
