@@ -190,7 +190,8 @@ class _FusedSoftmax(torch.autograd.Function):
         blocked: Tensor,
         penalty_switch: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from pruned_rnnt.model.kernels.softmax import Penalty, empty_sides, packed_positions
+        from pruned_rnnt.model.kernels.positions import packed_positions
+        from pruned_rnnt.model.kernels.softmax import Penalty, empty_sides
         from pruned_rnnt.model.kernels.softmax import masked_softmax as fused_softmax
 
         ctx.penalty, ctx.dtype = None, None
@@ -237,6 +238,6 @@ class _FusedSoftmax(torch.autograd.Function):
 
 def _positions(query: Tensor | None, words: Tensor | None) -> Any:
     """The arguments of the fused kernels."""
-    from pruned_rnnt.model.kernels.softmax import Positions
+    from pruned_rnnt.model.kernels.positions import Positions
 
     return None if query is None or words is None else Positions(query, words)
