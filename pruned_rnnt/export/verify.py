@@ -73,7 +73,7 @@ class Verification:
     own_features: for a TDT model, how many texts equal those of our search on the features of
         training, of which the exported ones are conversions; None for others.
     real_time_factor: seconds of computation per second of audio in sherpa-onnx, one thread.
-    notes: files that were left out or changed, and why.
+    notes: recordings that were left out or changed, and why.
     """
 
     precision: str
@@ -147,6 +147,11 @@ def verify(
         )
     audio = [path for path, _ in read]
     samples = [_padded(samples_S, settings) for _, samples_S in read]
+    if tail := settings.get("tail_seconds", 0):
+        notes.append(
+            f"both sides heard {tail:g} s of quiet noise after each recording, which recognise.py "
+            "appends (tail_seconds in settings.json); the other commands append none"
+        )
     kind = FeatureKind.of_encoder(model.config.encoder)
     features = [kind.of_recording(samples_S) for samples_S in samples]
     # sherpa-onnx emits <unk> of CTC models.

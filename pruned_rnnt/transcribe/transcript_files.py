@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pruned_rnnt.system.console import naming_stdout
 from pruned_rnnt.system.whole_files import write_whole
-from pruned_rnnt.transcribe.transcription import without_surrogates
+from pruned_rnnt.transcribe.transcription import on_one_line
 
 _THREADS = 2
 # Files that are being written or wait for a thread.
@@ -114,4 +114,4 @@ class TranscriptFiles:
             self.all_written = False
             return
         with naming_stdout():
-            print(f"wrote {without_surrogates(str(writing.target))}", flush=True)
+            print(f"wrote {on_one_line(str(writing.target))}", flush=True)

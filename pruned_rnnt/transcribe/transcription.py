@@ -144,7 +144,7 @@ def transcript(result: Transcription, name: str, kind: str, times: bool) -> str:
     ctm: `name 1 start duration word confidence` for each word; a mark is a comment.
     """
     # A line break in a file's name would begin another line, but JSON has its own escapes.
-    name = without_surrogates(name) if kind == "jsonl" else _LINE_BREAKS.sub(_escaped, name)
+    name = _SURROGATES.sub(_escaped, name) if kind == "jsonl" else on_one_line(name)
     if kind == "srt":
         return _srt(result)
     if kind == "ctm":
@@ -189,7 +189,7 @@ def is_transcript(file: Path, name: str, kind: str) -> bool:
         return first == "1\n" and " --> " in second
     if kind == "jsonl":
         return first.startswith('{"file": ')
-    stem = _LINE_BREAKS.sub(_escaped, Path(name).stem)
+    stem = on_one_line(Path(name).stem)
     if kind == "ctm":
         columns = first.removeprefix(";; ").split(" ")
         found = ctm_name(columns[0].rpartition("/")[2])
@@ -198,9 +198,10 @@ def is_transcript(file: Path, name: str, kind: str) -> bool:
     return bool(tab) and Path(cell).stem == stem
 
 
-def without_surrogates(name: str) -> str:
-    """A file's name with escapes for its bytes that are no UTF-8, which cannot be written."""
-    return _SURROGATES.sub(_escaped, name)
+def on_one_line(name: str) -> str:
+    """A file's name with escapes for line breaks, other control characters, and bytes that are no
+    UTF-8, which cannot be written."""
+    return _LINE_BREAKS.sub(_escaped, name)
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -83,6 +83,14 @@ def test_names_that_are_no_utf8(kind: str, tmp_path: Path, monkeypatch: pytest.M
     assert "caf\\udce9" in shown
 
 
+def test_names_of_files_are_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "one\nwrote two.txt"
+    with TranscriptFiles() as files:
+        files.add("text", AudioInput(Path("one\nwrote two.wav"), "one\nwrote two"), target)
+    assert capsys.readouterr().out == f"wrote {tmp_path}/one\\nwrote two.txt\n"
+    assert target.read_text() == "text"
+
+
 def test_files_are_written_in_order_and_after_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
