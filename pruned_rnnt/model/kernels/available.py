@@ -28,7 +28,7 @@ def use_kernels(*tensors: Tensor) -> bool:
     if _mode == "off" or torch.compiler.is_compiling():
         return False
     for x in tensors:  # a generator would take the host twice as long
-        if x.dtype not in _DTYPES or x.numel() == 0 or not _is_reachable(x):
+        if not _is_reachable(x) or x.dtype not in _DTYPES or x.numel() == 0:
             return False
     return not _obstacle()
 
