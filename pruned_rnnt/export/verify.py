@@ -149,8 +149,8 @@ def verify(
     samples = [_padded(samples_S, settings) for _, samples_S in read]
     if tail := settings.get("tail_seconds", 0):
         notes.append(
-            f"both sides heard {tail:g} s of quiet noise after each recording, which recognise.py "
-            "appends (tail_seconds in settings.json); the other commands append none"
+            f"{tail:g} s of quiet noise are appended to each recording, as recognise.py does "
+            "(tail_seconds in settings.json); transcribe and decode append none"
         )
     kind = FeatureKind.of_encoder(model.config.encoder)
     features = [kind.of_recording(samples_S) for samples_S in samples]

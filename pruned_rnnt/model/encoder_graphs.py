@@ -1,6 +1,6 @@
 """Training passes of an encoder as CUDA graphs: the host launches one graph instead of its kernels.
 
-A forward and backward pass of a large Zipformer is six thousand kernels, which take the host
+A forward and backward pass of a large Zipformer is five thousand kernels, which take the host
 longer to launch than a GPU to run. A graph repeats the kernels of one captured pass, so it holds
 for one shape. Batches are padded to few shapes (see `TrainingShapes`), and each shape is captured
 when it first occurs, which takes the host about as long as launching its kernels one by one:

@@ -130,7 +130,7 @@ def divide_up(count: int, size: int) -> int:
 
 
 def column_block(columns: int) -> int:
-    """The block of a program that takes whole rows. Less than 256 columns have no blocks of their
+    """The block of a program that takes whole rows. Fewer than 256 columns have no blocks of their
     own, which would be more variants to compile."""
     return max(power_of_two(columns), 256)
 

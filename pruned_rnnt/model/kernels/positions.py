@@ -195,8 +195,8 @@ def packed_positions(positions_HPR: Tensor) -> Tensor:
     return words_HGR
 
 
-def positions_gradient(of_scores_NHTS: Tensor, positions: Positions) -> Tensor:
-    """The gradient (H, P, R) of the positions, float32."""
+def positions_gradient(of_scores_NHTS: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:
+    """The gradient (H, P, R) of the positions, summed in float32."""
     batch, heads, frames, seen = of_scores_NHTS.shape
     width, distances = positions.width, seen + frames
     query = as_rows(positions.query_NTC)
@@ -219,6 +219,6 @@ def positions_gradient(of_scores_NHTS: Tensor, positions: Positions) -> Tensor:
         _FRAMES,
         _DISTANCES,
     )
-    of_positions_RC = sums_of_parts(of_parts.flatten(1), torch.float32).view(distances, -1)
+    of_positions_RC = sums_of_parts(of_parts.flatten(1), dtype).view(distances, -1)
     of_positions_HPR: Tensor = of_positions_RC.unflatten(1, (heads, width)).permute(1, 2, 0)
     return of_positions_HPR

@@ -271,7 +271,7 @@ def masked_softmax(
 
 
 class SoftmaxGradients(NamedTuple):
-    """Gradients of the arguments of `masked_softmax`; of the positions, (H, P, R), in float32."""
+    """Gradients of the arguments of `masked_softmax`."""
 
     scores_NHTS: Tensor
     query_NTC: Tensor | None
@@ -294,7 +294,7 @@ def masked_softmax_backward(
     grads: WeightsGradients,
     *,
     penalty: Penalty | None = None,
-    of_positions: bool = True,
+    positions_dtype: torch.dtype | None = None,
 ) -> SoftmaxGradients:
     """Gradients of the scores, and of the queries and positions if there are any.
 
@@ -302,7 +302,7 @@ def masked_softmax_backward(
         weights_NHTS: the result, contiguous.
         positions, blocked, penalty: as for `masked_softmax`.
         grads: of the weights, which are added here; autograd would add them in four passes.
-        of_positions: whether the gradient of the positions is needed.
+        positions_dtype: of the gradient of the positions; None: it is not needed.
     """
     batch, heads, frames, seen = weights_NHTS.shape
     of_scores = torch.empty_like(weights_NHTS)
@@ -352,10 +352,10 @@ def masked_softmax_backward(
             block_s,
             num_warps=_warps(block_s),
         )
-    of_vectors = None
-    if positions is not None and of_positions:
-        of_vectors = positions_gradient(of_scores, positions)
-    return SoftmaxGradients(of_scores, of_query, of_vectors)
+    of_positions = None
+    if positions is not None and positions_dtype is not None:
+        of_positions = positions_gradient(of_scores, positions, positions_dtype)
+    return SoftmaxGradients(of_scores, of_query, of_positions)
 
 
 def _blocked_strides(blocked: Tensor) -> tuple[int, int]:

@@ -194,14 +194,14 @@ class _FusedSoftmax(torch.autograd.Function):
         from pruned_rnnt.model.kernels.softmax import Penalty, empty_sides
         from pruned_rnnt.model.kernels.softmax import masked_softmax as fused_softmax
 
-        ctx.penalty, ctx.dtype = None, None
+        ctx.penalty = None
         if query is not None:
             query = query.to(scores.dtype)
         if penalty_switch is not None:
             ctx.penalty = Penalty(penalty_switch, empty_sides(scores))
         words = None
         if positions is not None:
-            ctx.dtype = positions.dtype
+            ctx.positions_dtype = positions.dtype
             words = packed_positions(positions.to(scores.dtype))
         weights = fused_softmax(
             scores.contiguous(),
@@ -228,12 +228,9 @@ class _FusedSoftmax(torch.autograd.Function):
             blocked,
             WeightsGradients(*(grad.contiguous() for grad in grads)),
             penalty=ctx.penalty,
-            of_positions=ctx.needs_input_grad[2],
+            positions_dtype=ctx.positions_dtype if ctx.needs_input_grad[2] else None,
         )
-        of_positions = found.positions_HPR
-        if of_positions is not None:
-            of_positions = of_positions.to(ctx.dtype)
-        return found.scores_NHTS, found.query_NTC, of_positions, None, None
+        return found.scores_NHTS, found.query_NTC, found.positions_HPR, None, None
 
 
 def _positions(query: Tensor | None, words: Tensor | None) -> Any:
