@@ -38,7 +38,7 @@ from pruned_rnnt.model.captured_passes import (
 )
 from pruned_rnnt.model.encoder import Encoder
 from pruned_rnnt.model.side_branch import SideBranch, join_side_branch
-from pruned_rnnt.model.training_shapes import MOST_SHAPES, START, TrainingShapes
+from pruned_rnnt.model.training_shapes import MOST_SHAPES, TrainingShapes
 from pruned_rnnt.model.zipformer.schedule import Recorder
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.switched_kernels import GRAPHS, why_switched
@@ -92,16 +92,11 @@ class EncoderGraphs:
         self._dropped = 0
         self._passes = 0
 
-    def __call__(
-        self, features_NTF: Tensor, feature_lengths: Tensor, step: int = START
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, features_NTF: Tensor, feature_lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Like the encoder's `forward`; the output can have more frames of padding.
 
         The output, and what its backward pass needs, are overwritten by the next call. In
         evaluation mode, the encoder itself runs.
-
-        Args:
-            step: number of optimiser steps so far.
 
         Raises:
             RuntimeError: in the backward pass, if there was another call before it.
@@ -115,10 +110,7 @@ class EncoderGraphs:
         if self._clock is not None:
             self._clock.start_batch()
         batch, frames, bins = features_NTF.shape
-        steps = self.shapes.steps
-        shape = (*self.shapes.shape_of(batch, frames, step), bins)
-        if self.shapes.steps != steps:
-            self.clear()
+        shape = (*self.shapes.shape_of(batch, frames), bins)
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         key = (shape, dtype)
         captured = self._graphs.get((key, self._conditions()))
@@ -140,17 +132,15 @@ class EncoderGraphs:
             return ()
         return tuple(self._clock.value(each) == 0.0 for each in self._recorder.conditions)
 
-    def graph_of(self, shapes: TrainingShapes, utterances: int, frames: int, step: int) -> Hashable:
+    def graph_of(self, shapes: TrainingShapes, utterances: int, frames: int) -> Hashable:
         """Names the graph for a batch of this size at the step that the encoder is set to.
 
         A training captures one for each name.
 
         Args:
             shapes: those of a training that had the batches before this one.
-            step: number of optimiser steps before that of the batch.
         """
-        shape = shapes.shape_of(utterances, frames, step)
-        return shapes.steps, shape, self._conditions()
+        return shapes.shape_of(utterances, frames), self._conditions()
 
     def start_pass(self) -> int:
         """The number of a forward pass, which is about to overwrite what others have kept."""
@@ -215,7 +205,7 @@ class EncoderGraphs:
     def _count_dropped(self) -> None:
         """Log once that shapes are captured again and again."""
         self._dropped += 1
-        # Some drop graphs of a grid that is no longer used; see `TrainingShapes`.
+        # Some drop graphs whose conditions no longer hold.
         if self._dropped == 4 * MOST_SHAPES:
             logger.warning(
                 "batches have more shapes than the %d whose CUDA graphs are kept, and capturing "

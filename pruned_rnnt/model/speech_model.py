@@ -166,7 +166,7 @@ class SpeechModel(nn.Module):
         if self.training:
             self.set_step(step)
         if self.encoder_graphs is not None and self.training and torch.is_grad_enabled():
-            encoded_MTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths, step)
+            encoded_MTE, frame_lengths = self.encoder_graphs(features_NTF, feature_lengths)
         else:
             encoded_MTE, frame_lengths = self.encode(features_NTF, feature_lengths)
         batch = _EncodedBatch(encoded_MTE, frame_lengths.int(), targets_NU, target_lengths.int())

@@ -1,12 +1,16 @@
-"""The shapes to which a training pads its batches: as fine as their number allows.
+"""The shapes to which a training pads its batches: few at first, finer where that pays.
 
-Each shape is captured when it first occurs, which takes as long as several replays. Batches from
-buckets have few shapes. Those of joined utterances (`data.joining`), and small ones, have many:
-with fine shapes, every other step would capture one. No shape is coarser than those of the start,
-so that a dry run has seen the memory of the largest batch.
+A shape is captured when it first occurs, which takes as long as several replays of it. So a batch
+is padded to a shape that is in use, if one holds it, even if a finer one would hold it with less
+padding. What the finer one would have saved is noted, and it comes into use when its savings reach
+the price of a capture:
 
-    steps between powers of two      8 -----------> 32     after the start, if it had few shapes
-                                     8 <--- 16 <--- 32     each time more occur than are kept
+    batch 33 x 1637    in use 36 x 1672    finer 33 x 1640, saves 0.11 steps of its size
+                                           in use after 73 such batches
+
+So the captures of a short training cost little, those of a long one are soon repaid, and batches of
+very different sizes, such as small ones or those of joined utterances (`data.joining`), do not
+capture at every other step.
 """
 
 from __future__ import annotations
@@ -16,15 +20,18 @@ from typing import Any
 
 from pruned_rnnt.model.shape_steps import BatchPadding
 
-# Graphs that are kept: speech from buckets takes 30 to 80 fine shapes.
+Shape = tuple[int, int]
+
+# Graphs that are kept: speech from buckets takes 40 to 80.
 MOST_SHAPES = 160
 _FRAME_STEP = 16
-# At most 1/32 of a large count of frames or utterances is padding, and 1/8 in the first steps of a
-# training: batches of LibriSpeech then take 17 instead of 41 shapes in 200 steps, and 7% longer.
-_FINEST, _COARSEST = 32, 8
-START = 1000
-# Fine shapes are up to four times as many as those of the start.
-_FEW = MOST_SHAPES // 4
+# At most 1/32 of the frames or utterances of a fine shape is padding, if they are many, and 1/8 of
+# a coarse one.
+_FINE, _COARSE = 32, 8
+# A shape in use holds a batch if its size is at most this times that of the batch's coarse shape.
+_LARGEST = 1.5
+# A capture takes the host as long as so many steps take the GPU.
+_CAPTURE_STEPS = 8.0
 
 
 class TrainingShapes:
@@ -34,46 +41,56 @@ class TrainingShapes:
 
     Args:
         more: frames in addition to a grid of 16; see `BatchPadding`.
-
-    Attributes:
-        steps: sizes between powers of two; when it changes, earlier shapes do not occur again.
     """
 
     def __init__(self, more: int) -> None:
-        self.steps = _COARSEST
         self._more = more
-        self._is_start = True
-        self._seen: set[tuple[int, int]] = set()
+        self._used: set[Shape] = set()
+        # Of each shape that is not in use: how many steps of its size it would have saved.
+        self._saved: dict[Shape, float] = {}
 
-    def shape_of(self, utterances: int, frames: int, step: int) -> tuple[int, int]:
+    def shape_of(self, utterances: int, frames: int) -> Shape:
         """The padded numbers of utterances and of feature frames of the next batch.
 
-        Args:
-            step: number of optimiser steps before that of the batch.
+        No shape is larger than the coarse shape of some batch, so a dry run that has tried the
+        largest coarse shape has seen the most memory.
         """
-        if self._is_start and step >= START:
-            self._is_start = False
-            if len(self._seen) <= _FEW:
-                self._change(_FINEST)
-        shape = self._padded(utterances, frames)
-        if shape not in self._seen and len(self._seen) >= MOST_SHAPES and self.steps > _COARSEST:
-            self._change(self.steps // 2)
-            shape = self._padded(utterances, frames)
-        self._seen.add(shape)
-        return shape
+        coarse = self._padded(utterances, frames, _COARSE)
+        holding = [
+            shape
+            for shape in self._used
+            if shape[0] >= utterances
+            and shape[1] >= frames
+            and _size(shape) <= _LARGEST * _size(coarse)
+        ]
+        if not holding:
+            self._used.add(coarse)
+            return coarse
+        smallest = min(holding, key=lambda shape: (_size(shape), shape))
+        for steps in (_COARSE, _FINE):
+            shape = self._padded(utterances, frames, steps)
+            if _size(shape) >= _size(smallest):
+                continue
+            saved = self._saved.pop(shape, 0.0) + _size(smallest) / _size(shape) - 1.0
+            if saved >= _CAPTURE_STEPS and len(self._used) < MOST_SHAPES:
+                self._used.add(shape)
+                return shape
+            self._saved[shape] = saved
+        return smallest
 
-    def _padded(self, utterances: int, frames: int) -> tuple[int, int]:
-        padding = BatchPadding(_FRAME_STEP, self.steps, self._more)
+    def _padded(self, utterances: int, frames: int, steps: int) -> Shape:
+        padding = BatchPadding(_FRAME_STEP, steps, self._more)
         return padding.rows_of(utterances), padding.frames_of(frames)
 
-    def _change(self, steps: int) -> None:
-        self.steps = steps
-        self._seen.clear()
-
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "is_start": self._is_start, "seen": sorted(self._seen)}
+        return {"used": sorted(self._used), "saved": sorted(self._saved.items())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps = state["steps"]
-        self._is_start = state["is_start"]
-        self._seen = {(rows, frames) for rows, frames in state["seen"]}
+        # Checkpoints of earlier versions have the shapes that had occurred as "seen".
+        used = state["used"] if "used" in state else state["seen"]
+        self._used = {(rows, frames) for rows, frames in used}
+        self._saved = {(rows, frames): saved for (rows, frames), saved in state.get("saved", ())}
+
+
+def _size(shape: Shape) -> int:
+    return shape[0] * shape[1]

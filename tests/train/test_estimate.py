@@ -117,9 +117,7 @@ def test_seconds_are_those_of_all_parts() -> None:
 def test_graphs_are_counted_in_a_limited_time(corpus: Path, tmp_path: Path) -> None:
     trials = DryRun(tiny_experiment(corpus, tmp_path / "run", "train.accumulate=2"))
     trials.scan(8.0, 1000)
-    graphs: Any = SimpleNamespace(
-        graph_of=lambda shapes, utterances, frames, step: (utterances, frames)
-    )
+    graphs: Any = SimpleNamespace(graph_of=lambda shapes, utterances, frames: (utterances, frames))
     trials.task.model.encoder_graphs = graphs
     sizes = set(islice(trials.sizes(), 14))
     assert graphs_needed(trials, 7, seconds=60.0) == len(sizes) > 1
@@ -132,7 +130,8 @@ def test_graphs_needed_are_those_that_a_training_captures(
 ) -> None:
     # The schedules of the encoder then reach zero at three steps of the training.
     monkeypatch.setattr(speech_model, "_REFERENCE_SECONDS", 16.0)
-    monkeypatch.setattr(training_shapes, "START", 6)
+    # Finer shapes then come into use.
+    monkeypatch.setattr(training_shapes, "_CAPTURE_STEPS", 0.05)
     settings = tiny_overrides(corpus, tmp_path / "run", "train.device=cuda", "train.steps=15")
     kept = [each for each in settings if not each.startswith("model.encoder.")]
     encoder = ["model.encoder.kind=zipformer", *ZIPFORMER, "model.encoder.warm_up_steps=1"]

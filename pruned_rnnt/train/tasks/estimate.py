@@ -212,9 +212,8 @@ def graphs_needed(trials: DryRun, steps: int, seconds: float) -> int:
     for index, (utterances, frames) in enumerate(islice(trials.sizes(), batches)):
         if time.perf_counter() > until:
             break
-        step = index // accumulate
-        model.set_step(step)
-        found.add(model.encoder_graphs.graph_of(shapes, utterances, frames, step))
+        model.set_step(index // accumulate)
+        found.add(model.encoder_graphs.graph_of(shapes, utterances, frames))
     return len(found)
 
 
