@@ -131,13 +131,13 @@ class _DepthwiseMaps(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         from pruned_rnnt.model.kernels.maps import depthwise_maps as fused_maps
-        from pruned_rnnt.model.kernels.maps import depthwise_maps_weight
+        from pruned_rnnt.model.kernels.maps import depthwise_maps_gradients
 
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
         of_x = fused_maps(grad, weight.flip(0, 1).contiguous(), None)
-        of_weight = depthwise_maps_weight(x, grad, weight.size(0))
-        return of_x, of_weight, bias_gradient(grad, weight.dtype)
+        found = depthwise_maps_gradients(x, grad, weight.size(0))
+        return of_x, found.weight_KKC, found.bias_C
 
 
 class FirstConv2d(nn.Conv2d):

@@ -6,31 +6,40 @@
 With chunks of C frames, also zero where floor((t + k - P) / C) differs from floor(t / C).
 
 Axes: N sequences, T frames, E channels, K kernel size, P padding; T' = T + P + P' - K + 1 frames of
-the output. A program takes a tile of frames and channels, and reads it K times from cache:
+the output. A program, of one warp, takes some channels and the frames of TURNS * AHEAD results. It
+reads each frame once, AHEAD frames a turn, and keeps a window of them in registers, with all
+weights:
 
-            E ->
-    t - P   . . . .
-       |    [ tile ]     of BLOCK_T frames and BLOCK_E channels
-    t + K   . . . .
+    t - P   [ 0     ] ^
+            [ ..    ] | K - 1 frames of earlier turns           out[t + 1] = sum_k weight[k] *
+            [ K - 2 ] v                                                      window[k + 1]
+            [ K - 1 ] ^
+            [ ..    ] v AHEAD frames of this turn
 
 torch's kernels need contiguous frames (N, E, T), which takes two copies of x and of its gradient.
 Gradients of weight and bias are summed over frames in a fixed order, so results are reproducible.
 """
 
+# ruff: noqa: RUF005  Triton has no starred expressions.
+
 from __future__ import annotations
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import Kernel, divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import Kernel, divide_up, kernel
 from pruned_rnnt.model.kernels.rows import own_tile, row_tiles, sums_of_parts
 
 _TILE = 2048
-# Elements of a tile of the depthwise convolution.
-_CONVOLVED = 4096
-# Frames over which one program sums.
-_SUMMED = 64
+# Frames that a program of a depthwise convolution reads in a turn, and its turns; the turns of a
+# program that sums over frames.
+_AHEAD, _TURNS, _SUMMED_TURNS = 4, 8, 16
+# Chunks make more code for each of the frames.
+_AHEAD_IN_CHUNKS = 2
+# Weights of which two channels of a thread fit into registers, with the window.
+_FEW_WEIGHTS = 33
 
 
 @kernel("rows")
@@ -93,6 +102,13 @@ def _launch_gate(gate_kernel: Kernel, x_NTC: Tensor, real_NT1: Tensor, *others: 
     gate_kernel((tiles.number,), x_NTC, real, *others, rows, width, tiles.rows, tiles.channels)
 
 
+@triton.jit
+def _row(ptr, frame, frames, channel, E):
+    """A frame of some channels in float32; 0 if it is not one of the sequence."""
+    inside = (channel < E) & (frame >= 0) & (frame < frames)
+    return tl.load(ptr + frame * E + channel, mask=inside, other=0.0).to(tl.float32)
+
+
 @kernel("frames", "out_frames", "shift")
 def _depthwise_kernel(
     x_ptr,
@@ -105,35 +121,48 @@ def _depthwise_kernel(
     shift,
     E,
     K: tl.constexpr,
-    STEP: tl.constexpr,
+    IS_FLIPPED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
-    BLOCK_T: tl.constexpr,
+    TURNS: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """out[t] = bias + sum_k weight[k] * x[t + STEP * k + shift], for STEP = 1 or -1."""
+    """out[t] = bias + sum_k weight[k] * x[t + k + shift], or with weight[K - 1 - k]."""
     sequence = tl.program_id(2).to(tl.int64)
-    frame = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    frame = tl.program_id(0) * (TURNS * AHEAD)
     channel = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
     has_channel = channel < E
-    total = tl.zeros((BLOCK_T, BLOCK_E), dtype=tl.float32)
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + channel, mask=has_channel, other=0.0).to(tl.float32)[None, :]
     x_ptr += sequence * frames * E
-    if HAS_CHUNK:
-        chunk = tl.load(chunk_ptr).to(tl.int32)
-    for k in range(K):
-        source = frame + STEP * k + shift
-        counts = (source >= 0) & (source < frames)
-        if HAS_CHUNK:
-            counts = counts & (source // chunk == frame // chunk)
-        inside = counts[:, None] & has_channel[None, :]
-        x = tl.load(x_ptr + source[:, None] * E + channel[None, :], mask=inside, other=0.0)
-        weight = tl.load(weight_ptr + channel * K + k, mask=has_channel, other=0.0)
-        total += x.to(tl.float32) * weight.to(tl.float32)[None, :]
-    inside = (frame < out_frames)[:, None] & has_channel[None, :]
-    place = (sequence * out_frames + frame)[:, None] * E + channel[None, :]
-    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=inside)
+    out_ptr += sequence * out_frames * E
+    chunk = tl.load(chunk_ptr).to(tl.int32) if HAS_CHUNK else 1
+    bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
+    if HAS_BIAS:
+        bias += tl.load(bias_ptr + channel, mask=has_channel, other=0.0).to(tl.float32)
+    weights = ()
+    for k in tl.static_range(K):
+        place = weight_ptr + channel * K + ((K - 1 - k) if IS_FLIPPED else k)
+        weights = weights + (tl.load(place, mask=has_channel, other=0.0).to(tl.float32),)
+    window = ()
+    for k in tl.static_range(K - 1):
+        window = window + (_row(x_ptr, frame + k + shift, frames, channel, E),)
+    for _ in range(TURNS):
+        for ahead in tl.static_range(AHEAD):
+            source = frame + ahead + (K - 1) + shift
+            window = window + (_row(x_ptr, source, frames, channel, E),)
+        for ahead in tl.static_range(AHEAD):
+            total = bias
+            begin = (frame + ahead) // chunk * chunk - (frame + ahead + shift)
+            for k in tl.static_range(K):
+                x = window[k + ahead]
+                if HAS_CHUNK:
+                    x = tl.where((k >= begin) & (k < begin + chunk), x, 0.0)
+                total += x * weights[k]
+            place = out_ptr + (frame + ahead) * E + channel
+            inside = has_channel & (frame + ahead < out_frames)
+            tl.store(place, total.to(out_ptr.dtype.element_ty), mask=inside)
+        window = window[AHEAD:]
+        frame += AHEAD
 
 
 @kernel("frames", "out_frames", "padding")
@@ -149,37 +178,46 @@ def _depthwise_weight_kernel(
     E,
     K: tl.constexpr,
     HAS_CHUNK: tl.constexpr,
-    SUMMED: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    TURNS: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """of_weight[k] = sum_t grad[t] * x[t + k - P] over SUMMED frames of one sequence."""
+    """of_weight[k] = sum_t grad[t] * x[t + k - P] over the frames of a program."""
     sequence = tl.program_id(2).to(tl.int64)
-    first = tl.program_id(0) * SUMMED
+    frame = tl.program_id(0) * (TURNS * AHEAD)
     channel = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    has_channel = channel < E
-    k = tl.arange(0, BLOCK_K)
-    of_weight = tl.zeros((BLOCK_K, BLOCK_E), dtype=tl.float32)
-    of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
     x_ptr += sequence * frames * E
     grad_ptr += sequence * out_frames * E
-    if HAS_CHUNK:
-        chunk = tl.load(chunk_ptr).to(tl.int32)
-    for turn in range(SUMMED):
-        frame = first + turn
-        counts = has_channel & (frame < out_frames)
-        grad = tl.load(grad_ptr + frame * E + channel, mask=counts, other=0.0).to(tl.float32)
-        source = frame + k - padding
-        inside_K = (source >= 0) & (source < frames)
-        if HAS_CHUNK:
-            inside_K = inside_K & (source // chunk == frame // chunk)
-        inside = inside_K[:, None] & has_channel[None, :]
-        x = tl.load(x_ptr + source[:, None] * E + channel[None, :], mask=inside, other=0.0)
-        of_weight += x.to(tl.float32) * grad[None, :]
-        of_bias += grad
+    chunk = tl.load(chunk_ptr).to(tl.int32) if HAS_CHUNK else 1
+    of_bias = tl.zeros((BLOCK_E,), dtype=tl.float32)
+    of_weight = ()
+    for _ in tl.static_range(K):
+        of_weight = of_weight + (tl.zeros((BLOCK_E,), dtype=tl.float32),)
+    window = ()
+    for k in tl.static_range(K - 1):
+        window = window + (_row(x_ptr, frame + k - padding, frames, channel, E),)
+    for _ in range(TURNS):
+        grads = ()
+        for ahead in tl.static_range(AHEAD):
+            source = frame + ahead + (K - 1) - padding
+            window = window + (_row(x_ptr, source, frames, channel, E),)
+            grads = grads + (_row(grad_ptr, frame + ahead, out_frames, channel, E),)
+        for ahead in tl.static_range(AHEAD):
+            of_bias += grads[ahead]
+            begin = (frame + ahead) // chunk * chunk - (frame + ahead - padding)
+            sums = ()
+            for k in tl.static_range(K):
+                x = window[k + ahead]
+                if HAS_CHUNK:
+                    x = tl.where((k >= begin) & (k < begin + chunk), x, 0.0)
+                sums = sums + (of_weight[k] + x * grads[ahead],)
+            of_weight = sums
+        window = window[AHEAD:]
+        frame += AHEAD
     part = sequence * tl.num_programs(0) + tl.program_id(0)
-    place = (part * K + k)[:, None] * E + channel[None, :]
-    tl.store(of_weight_ptr + place, of_weight, mask=(k < K)[:, None] & has_channel[None, :])
+    has_channel = channel < E
+    for k in tl.static_range(K):
+        tl.store(of_weight_ptr + (part * K + k) * E + channel, of_weight[k], mask=has_channel)
     tl.store(of_bias_ptr + part * E + channel, of_bias, mask=has_channel)
 
 
@@ -193,7 +231,7 @@ def depthwise(
     batch, frames, width = x_NTE.shape
     size = weight_E1K.size(2)
     out = x_NTE.new_empty((batch, frames + 2 * padding - size + 1, width))
-    _convolve(x_NTE, weight_E1K, bias_E, out, chunk, shift=-padding, step=1)
+    _convolve(x_NTE, weight_E1K, bias_E, out, chunk, shift=-padding)
     return out
 
 
@@ -206,7 +244,8 @@ def depthwise_backward(
 ) -> Tensor:
     """Gradient of x, of which only the shape and dtype are used."""
     grad_x = torch.empty_like(x_NTE)
-    _convolve(grad_NTE, weight_E1K, None, grad_x, chunk, shift=padding, step=-1)
+    shift = padding - weight_E1K.size(2) + 1
+    _convolve(grad_NTE, weight_E1K, None, grad_x, chunk, shift=shift, is_flipped=True)
     return grad_x
 
 
@@ -220,10 +259,11 @@ def depthwise_weight_gradients(
     """Gradients of the weight (E, 1, K) and of the bias."""
     batch, frames, width = x_NTE.shape
     size, out_frames = weight_E1K.size(2), grad_NTE.size(1)
-    parts = divide_up(out_frames, _SUMMED)
+    turns, ahead = _turns(_SUMMED_TURNS, chunk)
+    parts = divide_up(out_frames, turns * ahead)
     of_weight = x_NTE.new_empty((batch * parts, size, width), dtype=torch.float32)
     of_bias = x_NTE.new_empty((batch * parts, width), dtype=torch.float32)
-    block_e = 64
+    block_e = _channels_of_program(size)
     _depthwise_weight_kernel(
         (parts, divide_up(width, block_e), batch),
         x_NTE,
@@ -237,9 +277,10 @@ def depthwise_weight_gradients(
         width,
         size,
         chunk is not None,
-        _SUMMED,
-        power_of_two(size),
+        turns,
+        ahead,
         block_e,
+        num_warps=1,
     )
     dtype = weight_E1K.dtype
     weight_KE = sums_of_parts(of_weight.flatten(1), dtype).view(size, width)
@@ -254,27 +295,40 @@ def _convolve(
     chunk: Tensor | None,
     *,
     shift: int,
-    step: int,
+    is_flipped: bool = False,
 ) -> None:
     batch, frames, width = x_NTE.shape
-    block_e = 64
-    block_t = _CONVOLVED // block_e
-    grid = (divide_up(out_NTE.size(1), block_t), divide_up(width, block_e), batch)
+    size, out_frames = weight_E1K.size(2), out_NTE.size(1)
+    block_e = _channels_of_program(size)
+    turns, ahead = _turns(_TURNS, chunk)
     _depthwise_kernel(
-        grid,
+        (divide_up(out_frames, turns * ahead), divide_up(width, block_e), batch),
         x_NTE,
         weight_E1K,
         bias_E,
         chunk,
         out_NTE,
         frames,
-        out_NTE.size(1),
+        out_frames,
         shift,
         width,
-        weight_E1K.size(2),
-        step,
+        size,
+        is_flipped,
         bias_E is not None,
         chunk is not None,
-        block_t,
+        turns,
+        ahead,
         block_e,
+        num_warps=1,
     )
+
+
+def _turns(turns: int, chunk: Tensor | None) -> tuple[int, int]:
+    """Turns of a program, and frames of a turn; of as many frames together with chunks."""
+    if chunk is None:
+        return turns, _AHEAD
+    return turns * _AHEAD // _AHEAD_IN_CHUNKS, _AHEAD_IN_CHUNKS
+
+
+def _channels_of_program(weights: int) -> int:
+    return 64 if weights <= _FEW_WEIGHTS else 32

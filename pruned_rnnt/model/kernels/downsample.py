@@ -9,8 +9,8 @@ result is zero.
     out   |  0  |  1  |  2  |  0  |  0  |    S frames, at least T / D
 
 Axes: N sequences, T frames, S frames of the result, E channels. A program takes tiles of BLOCK_R
-rows (one frame of the result each) with all channels. The gradient of the weights is a sum over rows
-in two steps; see `sums_of_parts`.
+rows (one frame of the result each) with all channels. The gradient of the weights is a sum over
+rows in two steps; see `sums_of_parts`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ four kernels, with what each reads and writes:
     apply    grad (R, G, C) in place
 
     part 0   [ g = 0 ]  [ g = 1 ] ...    part_rows rows of C channels; a program of `scatter`
-    part 1   [ g = 0 ]  [ g = 1 ] ...    makes one tile of the C x C sums of a part and group
+    part 1   [ g = 0 ]  [ g = 1 ] ...    makes one tile of the C x C sums of a part and group,
+                                         and its mirror image
 
 Row 0 is subtracted because activations often vary little around a large mean: in float32, the
 difference of the sums of x itself would then be mostly rounding errors.
@@ -43,11 +44,14 @@ from pruned_rnnt.model.kernels.binary import most_shared_bytes
 from pruned_rnnt.model.kernels.launch import INTERPRETED, divide_up, kernel
 from pruned_rnnt.model.kernels.rows import Rows, as_rows
 
-# Elements of a tile in one direction; of a program of `reduce`, and of `apply`.
-_BLOCK = 64
-# Of such a tile in float32. GPUs of computers and workstations have less.
+# Elements of a tile in one direction, and rows of one of `push` in half precision.
+_BLOCK, _ROWS = 64, 128
+# Shared memory for such tiles in float32. GPUs of computers and workstations have less.
 _SHARED_BYTES_OF_FLOATS = 2**17
-_REDUCED, _APPLIED = 1024, 4096
+# Elements of a program of `reduce`, the parts that it adds at a time, and elements of `apply`.
+_REDUCED, _ADDED, _APPLIED = 512, 4, 4096
+# Numbers of programs of `reduce` that a program adds at a time.
+_SUMMED = 1024
 _PROGRAMS = 528
 _TINY = 1e-20
 
@@ -95,11 +99,13 @@ def _scatter_kernel(
     PRECISION: tl.constexpr,
 ):
     if _switch(settings_ptr, over_ptr) > 0.0:
-        pair = tl.program_id(0)
+        left_block, right_block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+        if left_block > right_block:
+            return
         part = tl.program_id(1)
         group = tl.program_id(2)
-        left = (pair // blocks) * BLOCK + tl.arange(0, BLOCK)
-        right = (pair % blocks) * BLOCK + tl.arange(0, BLOCK)
+        left = left_block * BLOCK + tl.arange(0, BLOCK)
+        right = right_block * BLOCK + tl.arange(0, BLOCK)
         total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
         sums = tl.zeros((BLOCK,), dtype=tl.float32)
         of_left = tl.load(x_ptr + group * C + left, mask=left < C, other=0.0)
@@ -114,9 +120,13 @@ def _scatter_kernel(
             total = tl.dot(tl.trans(y), z, total, input_precision=PRECISION)
             sums += tl.sum(y.to(tl.float32), axis=0)
         base = (part * G + group).to(tl.int64)
-        place = scatter_ptr + base * C * C + left[:, None] * C + right[None, :]
-        tl.store(place, total, mask=(left < C)[:, None] & (right < C)[None, :])
-        if pair % blocks == 0:
+        scatter_ptr += base * C * C
+        inside = (left < C)[:, None] & (right < C)[None, :]
+        tl.store(scatter_ptr + left[:, None] * C + right[None, :], total, mask=inside)
+        if left_block < right_block:
+            place = scatter_ptr + right[:, None] * C + left[None, :]
+            tl.store(place, tl.trans(total), mask=tl.trans(inside))
+        else:
             tl.store(sums_ptr + base * C + left, sums, mask=left < C)
 
 
@@ -136,6 +146,7 @@ def _reduce_kernel(
     parts,
     G,
     C,
+    ADDED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     active = _switch(settings_ptr, over_ptr)
@@ -146,15 +157,18 @@ def _reduce_kernel(
         element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = element < C * C
         left, right = element // C, element % C
-        total = tl.zeros((BLOCK,), dtype=tl.float32)
-        of_left = tl.zeros((BLOCK,), dtype=tl.float32)
-        of_right = tl.zeros((BLOCK,), dtype=tl.float32)
-        for part in range(parts):
-            base = (part * G + group).to(tl.int64)
-            total += tl.load(scatter_ptr + base * C * C + element, mask=inside, other=0.0)
-            of_left += tl.load(sums_ptr + base * C + left, mask=inside, other=0.0)
-            of_right += tl.load(sums_ptr + base * C + right, mask=inside, other=0.0)
-        total -= of_left * (of_right / rows)
+        totals = tl.zeros((ADDED, BLOCK), dtype=tl.float32)
+        of_lefts = tl.zeros((ADDED, BLOCK), dtype=tl.float32)
+        of_rights = tl.zeros((ADDED, BLOCK), dtype=tl.float32)
+        for start in range(0, parts, ADDED):
+            part = start + tl.arange(0, ADDED)
+            base = (part * G + group).to(tl.int64)[:, None]
+            real = (part < parts)[:, None] & inside[None, :]
+            totals += tl.load(scatter_ptr + base * C * C + element[None, :], mask=real, other=0.0)
+            of_lefts += tl.load(sums_ptr + base * C + left[None, :], mask=real, other=0.0)
+            of_rights += tl.load(sums_ptr + base * C + right[None, :], mask=real, other=0.0)
+        of_left, of_right = tl.sum(of_lefts, axis=0), tl.sum(of_rights, axis=0)
+        total = tl.sum(totals, axis=0) - of_left * (of_right / rows)
         total = tl.where(inside, total, 0.0)
         tl.store(total_ptr + group * C * C + element, total, mask=inside)
         # Each mean is stored once: row 0 of the matrix has all C channels as columns.
@@ -180,7 +194,9 @@ def _scatter_matrices(
     block = _block(rows.tensor)
     blocks = divide_up(channels, block)
     row_blocks = divide_up(rows.number, block)
-    parts = max(min(_PROGRAMS // (blocks * blocks * groups), row_blocks), 1)
+    # The sums of products are symmetric: a program makes two tiles of them.
+    tiles = blocks * (blocks + 1) // 2
+    parts = max(min(_PROGRAMS // (tiles * groups), row_blocks), 1)
     part_rows = divide_up(row_blocks, parts) * block
     pieces = divide_up(channels * channels, _REDUCED)
 
@@ -228,6 +244,7 @@ def _scatter_matrices(
         parts,
         groups,
         channels,
+        _ADDED,
         _REDUCED,
     )
     return results
@@ -264,6 +281,7 @@ def _push_kernel(
     C,
     TINY: tl.constexpr,
     SUMMED: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -277,13 +295,13 @@ def _push_kernel(
         if over:
             scale = 1.0 / trace
             column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-            push_squares = tl.zeros((BLOCK,), dtype=tl.float32)
-            grad_squares = tl.zeros((BLOCK,), dtype=tl.float32)
+            push_squares = tl.zeros((BLOCK_R,), dtype=tl.float32)
+            grad_squares = tl.zeros((BLOCK_R,), dtype=tl.float32)
             for turn in range(turns):
                 tile = turn * tl.num_programs(0) + tl.program_id(0)
-                row = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+                row = tile.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
                 real = (row < rows)[:, None]
-                push = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+                push = tl.zeros((BLOCK_R, BLOCK), dtype=tl.float32)
                 for start in range(0, C, BLOCK):
                     channel = start + tl.arange(0, BLOCK)
                     x = tl.load(
@@ -382,7 +400,8 @@ def whiten_gradient(
     channels = x.size(-1) // groups
     over = over_limit.view(torch.uint8)
     block = _block(rows.tensor)
-    blocks, row_blocks = divide_up(channels, block), divide_up(rows.number, block)
+    block_rows = block if x.dtype == torch.float32 else _ROWS
+    blocks, row_blocks = divide_up(channels, block), divide_up(rows.number, block_rows)
     push = torch.empty(grad.shape, dtype=x.dtype, device=x.device)
     sharing = min(row_blocks, max(_PROGRAMS // (blocks * groups), 1))
     programs = sharing * blocks * groups
@@ -410,9 +429,11 @@ def whiten_gradient(
         groups,
         channels,
         _TINY,
-        _REDUCED,
+        _SUMMED,
+        block_rows,
         block,
         _precision(x),
+        num_warps=8,
     )
     tiles = divide_up(grad.numel(), _APPLIED)
     shared = min(tiles, _PROGRAMS)
