@@ -22,6 +22,7 @@ from pruned_rnnt.model.predictor import PredictorConfig, StatelessPredictor
 from pruned_rnnt.model.subsampling_convolutions import WideConv2d, depthwise_maps
 from pruned_rnnt.model.zipformer import Zipformer, attention
 from pruned_rnnt.model.zipformer.activation import Kind, Swoosh, SwooshLinear
+from pruned_rnnt.model.zipformer.embedding import with_branch
 from pruned_rnnt.model.zipformer.gradient import grad_towards_limits
 from pruned_rnnt.model.zipformer.norm import BiasNorm
 from pruned_rnnt.model.zipformer.residual import Bypass, add_branch, begin_stream
@@ -108,11 +109,11 @@ def test_swoosh_of_extreme_values_is_finite() -> None:
     assert x.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("readers", [1, 2])
-def test_begin_stream_under_autocast(readers: int) -> None:
+@pytest.mark.parametrize(("streams", "readers"), [(1, 1), (1, 2), (3, 2)])
+def test_begin_stream_under_autocast(streams: int, readers: int) -> None:
     def run(x: Tensor, *, exact: bool) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=not exact):
-            parts = begin_stream(x, readers)
+            parts = begin_stream(x, streams, readers)
         return sum((3.0**place * part.float()).sum() for place, part in enumerate(parts))  # type: ignore[return-value]
 
     x = torch.randn(3, 37, 20, device="cuda", requires_grad=True)
@@ -154,6 +155,20 @@ def test_gate_of_a_slice(batch: int, frames: int, width: int) -> None:
         return attention.gated(x, projected[..., width:])
 
     check(run, torch.randn(batch, frames, width), torch.randn(batch, frames, 2 * width))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("shape", [(1, 128, 1, 1), (2, 20, 9, 5), (1, 136, 133, 19)])
+def test_branch_of_maps(shape: tuple[int, ...], joined: bool) -> None:
+    """With numbers for each sequence, or for each frame of joined utterances."""
+    torch.manual_seed(0)
+    batch, _, frames, _ = shape
+    keep = torch.rand((1, 1, frames, 1) if joined and batch == 1 else (batch, 1, 1, 1))
+
+    def run(x: Tensor, branch: Tensor) -> Tensor:
+        return with_branch(x, branch, keep.to(x))
+
+    check(run, torch.randn(shape), torch.randn(shape))
 
 
 @pytest.mark.parametrize("shape", [(1, 128, 1, 1), (2, 20, 9, 5), (1, 136, 133, 19)])

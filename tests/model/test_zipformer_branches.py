@@ -135,7 +135,7 @@ def test_residual_stream_under_autocast(kept: bool, read: bool) -> None:
     low_branch = branch.bfloat16()
     keep = torch.tensor([1.0, 0.0, 1.0]).view(3, 1, 1) if kept else None
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        begin, *readers = begin_stream(x, 2)
+        begin, *readers = begin_stream(x, readers=2)
         total, reader = add_branch(begin, low_branch, keep, read=read)
     assert [part.dtype for part in (begin, *readers)] == [torch.float32] + 2 * [torch.bfloat16]
     assert reader.dtype == (torch.bfloat16 if read else torch.float32)

@@ -2,22 +2,22 @@
 
     heads      rows (N, T, H * K)   | h0 h1 h2 | h0 h1 h2 | ...          one frame after another
                to and from the matrices of each head
-               heads (N, H, T, K)   | h0 h0 ...| h1 h1 ...| h2 h2 ...    one head after another
-    squash     out = value * tanh(squashed)
+               heads (N, H, T, P)   | h0 h0 ...| h1 h1 ...| h2 h2 ...    one head after another
+    squash     out = value * tanh(squashed), or 0 if the device switches it off
     product    out = x * factor
     uniform    out[n, t, s] = weights[n, t, s], or 1 / (number of frames with a weight) for these
                               frames if the device has chosen uniform weights
 
-Axes: N sequences, H heads, T frames, S frames attended to, K channels of a head, C channels. One
-program takes
+Axes: N sequences, H heads, T frames, S frames attended to, K channels of a head, P these and zeros
+up to a multiple of 8, C channels. One program takes
 
-    heads     [ . . . . ]           the H * K channels of each of BLOCK_R rows (frames)
+    heads     [ . . . . ]           the H * P channels of each of BLOCK_R rows (frames)
     squash    [ . . . . ]           the C channels of each of BLOCK_R rows
     product   [ . . . . ]           the same
     uniform   [ . . . . . . . . ]   the S columns of one row t
 
 Batches of matrix products need the matrices of each head; torch copies to them several times as
-slowly, and once for each product.
+slowly, and once for each product. In half precision, rows of other lengths take slow products.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from pruned_rnnt.model.kernels.launch import column_block, kernel
 from pruned_rnnt.model.kernels.rows import as_rows, own_tile, row_tiles
 
 _HEADS_TILE, _TILE = 1024, 2048
+_ALIGNED = 8
 
 
 @kernel("rows", "frames")
@@ -42,6 +43,7 @@ def _heads_kernel(
     row_stride,
     channels,
     K,
+    P,
     TO_HEADS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -49,47 +51,52 @@ def _heads_kernel(
     row, channel, inside = own_tile(rows, channels, BLOCK_R, BLOCK_C)
     sequence = row // frames
     # Row h * T of the matrices of a sequence is the first one of head h.
-    first = sequence * (channels // K) * frames + row - sequence * frames
-    head = channel // K
-    in_rows = rows_ptr + row[:, None] * row_stride + channel[None, :]
-    in_heads = heads_ptr + (first[:, None] + head[None, :] * frames) * K
-    in_heads += (channel - head * K)[None, :]
+    first = sequence * (channels // P) * frames + row - sequence * frames
+    head = channel // P
+    of_head = channel - head * P
+    in_rows = rows_ptr + row[:, None] * row_stride + (head * K + of_head)[None, :]
+    in_heads = heads_ptr + (first[:, None] + head[None, :] * frames) * P + of_head[None, :]
+    has_value = inside & (of_head < K)[None, :]
     if TO_HEADS:
-        tl.store(in_heads, tl.load(in_rows, mask=inside, other=0.0), mask=inside)
+        tl.store(in_heads, tl.load(in_rows, mask=has_value, other=0.0), mask=inside)
     else:
-        tl.store(in_rows, tl.load(in_heads, mask=inside, other=0.0), mask=inside)
+        tl.store(in_rows, tl.load(in_heads, mask=has_value, other=0.0), mask=has_value)
 
 
 def to_heads(x_NTC: Tensor, heads: int) -> Tensor:
-    """(N, T, H * K) -> (N, H, T, K), contiguous; the rows of x have one stride."""
+    """(N, T, H * K) -> (N, H, T, P), contiguous; the rows of x have one stride."""
     batch, frames, channels = x_NTC.shape
-    out = x_NTC.new_empty((batch, heads, frames, channels // heads))
+    width = channels // heads
+    out = x_NTC.new_empty((batch, heads, frames, -(-width // _ALIGNED) * _ALIGNED))
     rows = as_rows(x_NTC)
-    _launch_heads(rows.tensor, out, rows.stride, to_heads=True)
+    _launch_heads(rows.tensor, out, rows.stride, width, to_heads=True)
     return out
 
 
-def from_heads(x_NHTK: Tensor) -> Tensor:
-    """(N, H, T, K), contiguous -> (N, T, H * K), contiguous."""
-    batch, heads, frames, width = x_NHTK.shape
-    out = x_NHTK.new_empty((batch, frames, heads * width))
-    _launch_heads(out, x_NHTK, out.size(-1), to_heads=False)
+def from_heads(x_NHTP: Tensor, width: int) -> Tensor:
+    """The first K = `width` channels of heads (N, H, T, P), contiguous -> (N, T, H * K)."""
+    batch, heads, frames, _ = x_NHTP.shape
+    out = x_NHTP.new_empty((batch, frames, heads * width))
+    _launch_heads(out, x_NHTP, out.size(-1), width, to_heads=False)
     return out
 
 
-def _launch_heads(x_NTC: Tensor, x_NHTK: Tensor, row_stride: int, *, to_heads: bool) -> None:
-    batch, heads, frames, width = x_NHTK.shape
-    rows, channels = batch * frames, heads * width
+def _launch_heads(
+    x_NTC: Tensor, x_NHTP: Tensor, row_stride: int, width: int, *, to_heads: bool
+) -> None:
+    batch, heads, frames, padded = x_NHTP.shape
+    rows, channels = batch * frames, heads * padded
     tiles = row_tiles(rows, channels, _HEADS_TILE)
     _heads_kernel(
         (tiles.number,),
         x_NTC,
-        x_NHTK,
+        x_NHTP,
         rows,
         frames,
         row_stride,
         channels,
         width,
+        padded,
         to_heads,
         tiles.rows,
         tiles.channels,
@@ -115,11 +122,13 @@ def _tanh(x):
 def _squash_kernel(
     value_ptr,
     squashed_ptr,
+    off_ptr,
     out_ptr,
     rows,
     value_stride,
     squashed_stride,
     C,
+    HAS_SWITCH: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -131,6 +140,8 @@ def _squash_kernel(
         squashed_ptr + row[:, None] * squashed_stride + channel, mask=inside, other=0.0
     )
     out = value.to(tl.float32) * _tanh(squashed.to(tl.float32))
+    if HAS_SWITCH:
+        out = tl.where(tl.load(off_ptr) > 0.0, 0.0, out)
     tl.store(out_ptr + row[:, None] * C + channel, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -214,8 +225,8 @@ def _uniform_kernel(
     tl.store(out, weight.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def squash(value: Tensor, squashed: Tensor) -> Tensor:
-    """value * tanh(squashed), (..., C), contiguous."""
+def squash(value: Tensor, squashed: Tensor, off: Tensor | None = None) -> Tensor:
+    """value * tanh(squashed), (..., C), contiguous; zeros if `off`, (1,) float32, is 1."""
     of_value, of_squashed = as_rows(value), as_rows(squashed)
     out = value.new_empty(value.shape)
     width = value.size(-1)
@@ -224,11 +235,13 @@ def squash(value: Tensor, squashed: Tensor) -> Tensor:
         (tiles.number,),
         of_value.tensor,
         of_squashed.tensor,
+        off,
         out,
         of_value.number,
         of_value.stride,
         of_squashed.stride,
         width,
+        off is not None,
         tiles.rows,
         tiles.channels,
     )

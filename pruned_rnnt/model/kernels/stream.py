@@ -2,7 +2,7 @@
 
 Axes: N sequences, T frames, E channels; a row is one frame of one sequence.
 
-    begin    grad = sum of the gradients of x and of its copies, backward only
+    begin    grad = sum of the gradients of all uses of x and of its copies, backward only
     add      total = x + branch * keep,  read = total in the dtype of the next module
     bypass   out = (before + (after * factor - before) * scale * keep) * mask
 
@@ -19,6 +19,8 @@ these.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -32,14 +34,26 @@ _SUM_TILE, _TILE = 2048, 4096
 
 @kernel()
 def _begin_backward_kernel(
-    grad_ptr, first_ptr, second_ptr, total_ptr, count, HAS_SECOND: tl.constexpr, BLOCK: tl.constexpr
+    grad_ptr,
+    other_0_ptr,
+    other_1_ptr,
+    other_2_ptr,
+    other_3_ptr,
+    total_ptr,
+    count,
+    OTHERS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     total = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    total += tl.load(first_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    if HAS_SECOND:
-        total += tl.load(second_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    total += tl.load(other_0_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if OTHERS > 1:
+        total += tl.load(other_1_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if OTHERS > 2:
+        total += tl.load(other_2_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if OTHERS > 3:
+        total += tl.load(other_3_ptr + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(total_ptr + place, total.to(total_ptr.dtype.element_ty), mask=inside)
 
 
@@ -92,18 +106,18 @@ def _add_backward_kernel(
     tl.store(grad_branch_ptr + place, grad.to(grad_branch_ptr.dtype.element_ty), mask=inside)
 
 
-def begin_backward(grad: Tensor, first: Tensor, second: Tensor | None) -> Tensor:
-    """grad + first + second in the dtype of grad; all contiguous, of one shape."""
+def begin_backward(grad: Tensor, others: Sequence[Tensor]) -> Tensor:
+    """The sum of grad and one to four others in the dtype of grad; all contiguous, of one shape."""
     total = torch.empty_like(grad)
     count = grad.numel()
     _begin_backward_kernel(
         (divide_up(count, _SUM_TILE),),
         grad,
-        first,
-        second,
+        *others,
+        *[None] * (4 - len(others)),
         total,
         count,
-        second is not None,
+        len(others),
         _SUM_TILE,
     )
     return total

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pruned_rnnt.model.kernels.available import train_with_kernels, use_kernels
+from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.linear import Linear, scaled_linear
 from pruned_rnnt.model.own_function import applied
 from pruned_rnnt.model.recomputed import recomputed
@@ -89,11 +89,9 @@ class AttentionWeights(nn.Module):
 
 def dot_products(query_NTC: Tensor, key_NSC: Tensor, heads: int) -> Tensor:
     """(N, H, T, S): query . key of each head. The arguments are parts of one projection."""
-    if not train_with_kernels(query_NTC, key_NSC):
+    if not use_kernels(query_NTC, key_NSC):
         return split_heads(query_NTC, heads) @ split_heads(key_NSC, heads).mT
-    scores_NHTS: Tensor = _DotProducts.apply(  # type: ignore[no-untyped-call]
-        query_NTC, key_NSC, heads
-    )
+    scores_NHTS: Tensor = applied(_DotProducts, query_NTC, key_NSC, heads)
     return scores_NHTS
 
 
@@ -114,19 +112,17 @@ class _DotProducts(torch.autograd.Function):
         from pruned_rnnt.model.kernels.attention import from_heads, to_heads
 
         query, key = ctx.saved_tensors
-        grad = grad.contiguous()
-        of_query = from_heads(grad @ to_heads(key, ctx.heads))
-        return of_query, from_heads(grad.mT @ to_heads(query, ctx.heads)), None
+        grad, width = grad.contiguous(), query.size(-1) // ctx.heads
+        of_query = from_heads(grad @ to_heads(key, ctx.heads), width)
+        return of_query, from_heads(grad.mT @ to_heads(query, ctx.heads), width), None
 
 
 def weighted_sums(weights_NHTS: Tensor, value_NSC: Tensor) -> Tensor:
     """(N, T, C): sums of the values of each head with the weights of the head."""
-    if not train_with_kernels(weights_NHTS, value_NSC) or weights_NHTS.dtype != value_NSC.dtype:
+    if not use_kernels(weights_NHTS, value_NSC) or weights_NHTS.dtype != value_NSC.dtype:
         value_NHSC = split_heads(value_NSC, weights_NHTS.size(1))
         return (weights_NHTS @ value_NHSC).transpose(1, 2).flatten(2)
-    sums_NTC: Tensor = _WeightedSums.apply(  # type: ignore[no-untyped-call]
-        weights_NHTS, value_NSC
-    )
+    sums_NTC: Tensor = applied(_WeightedSums, weights_NHTS, value_NSC)
     return sums_NTC
 
 
@@ -138,7 +134,8 @@ class _WeightedSums(torch.autograd.Function):
         from pruned_rnnt.model.kernels.attention import from_heads, to_heads
 
         ctx.save_for_backward(weights, value)
-        return from_heads(weights @ to_heads(value, weights.size(1)))
+        heads = weights.size(1)
+        return from_heads(weights @ to_heads(value, heads), value.size(-1) // heads)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -146,9 +143,10 @@ class _WeightedSums(torch.autograd.Function):
         from pruned_rnnt.model.kernels.attention import from_heads, to_heads
 
         weights, value = ctx.saved_tensors
-        grad_NHTK = to_heads(grad, weights.size(1))
-        of_weights = grad_NHTK @ to_heads(value, weights.size(1)).mT
-        return of_weights, from_heads(weights.mT @ grad_NHTK)
+        heads = weights.size(1)
+        grad_NHTP = to_heads(grad, heads)
+        of_weights = grad_NHTP @ to_heads(value, heads).mT
+        return of_weights, from_heads(weights.mT @ grad_NHTP, value.size(-1) // heads)
 
 
 def uniform_weights(weights_NTS: Tensor) -> Tensor:
@@ -270,32 +268,26 @@ class _SumsOfSquashed(torch.autograd.Function):
     def forward(
         ctx: Any, weights: Tensor, value: Tensor, squashed: Tensor, uniform: Tensor | None
     ) -> Tensor:
+        from pruned_rnnt.model.kernels.attention import squash
+
         ctx.save_for_backward(weights, value, squashed)
         ctx.uniform = uniform
-        return _chosen_weights(weights, uniform) @ _squash(value, squashed)
+        return _chosen_weights(weights, uniform) @ squash(value, squashed)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        from pruned_rnnt.model.kernels.attention import squash_backward
+        from pruned_rnnt.model.kernels.attention import squash, squash_backward
 
         weights, value, squashed = ctx.saved_tensors
         uniform = ctx.uniform
-        # Autocast casts the factors of the product in forward, but nothing in backward.
-        product = _squash(value, squashed).to(grad.dtype)
-        if uniform is not None:
-            # Uniform weights have no gradient.
-            product = product * (1.0 - uniform).to(product.dtype)
+        # Autocast casts the factors of the product in forward, but nothing in backward. Uniform
+        # weights have no gradient.
+        product = squash(value, squashed, off=uniform).to(grad.dtype)
         of_weights = (grad @ product.mT).to(weights.dtype)
         of_product = _chosen_weights(weights, uniform).to(grad.dtype).mT @ grad
         of_value, of_squashed = squash_backward(value, squashed, of_product.contiguous())
         return of_weights, of_value, of_squashed, None
-
-
-def _squash(value: Tensor, squashed: Tensor) -> Tensor:
-    from pruned_rnnt.model.kernels.attention import squash
-
-    return squash(value, squashed)
 
 
 def _chosen_weights(weights: Tensor, uniform: Tensor | None) -> Tensor:

@@ -37,6 +37,7 @@ from pruned_rnnt.model.zipformer.balancer import Balancer
 from pruned_rnnt.model.zipformer.gradient import ScaleGradient, own_gradient
 from pruned_rnnt.model.zipformer.layer import DROPOUT, dropout_mask, keep_mask
 from pruned_rnnt.model.zipformer.norm import BiasNorm
+from pruned_rnnt.model.zipformer.residual import add_branch
 from pruned_rnnt.model.zipformer.schedule import Clock, ramp
 from pruned_rnnt.model.zipformer.whiten import Whiten
 
@@ -163,6 +164,21 @@ def _masked(maps_NCTF: Tensor, real: Tensor) -> Tensor:
     return channels_last(maps_NCTF)
 
 
+def with_branch(x_NCTF: Tensor, branch_NCTF: Tensor, keep: Tensor | None) -> Tensor:
+    """x + branch * keep, where keep is (N, 1, 1, 1) or (1, 1, T, 1)."""
+    in_one_pass = keep is not None or not torch.is_grad_enabled()
+    if not (in_one_pass and use_kernels(x_NCTF, branch_NCTF)):
+        return x_NCTF + (branch_NCTF if keep is None else branch_NCTF * keep)
+    x_NTFC, branch_NTFC = (channels_last(x).movedim(1, -1) for x in (x_NCTF, branch_NCTF))
+    if keep is not None and keep.size(2) > 1:
+        # A frame of joined utterances is a sequence for `add_branch`.
+        sum_TFC, _ = add_branch(x_NTFC[0], branch_NTFC[0], keep.view(-1, 1, 1), read=False)
+        sum_NTFC = sum_TFC.unsqueeze(0)
+    else:
+        sum_NTFC, _ = add_branch(x_NTFC, branch_NTFC, keep, read=False)
+    return channels_last(sum_NTFC.movedim(-1, 1))
+
+
 class ConvNeXt(nn.Module):
     """x + pointwise(SwooshL(pointwise(depthwise(x)))), after Liu et al., arXiv 2201.03545."""
 
@@ -215,9 +231,9 @@ class ConvNeXt(nn.Module):
         with kept:
             mixed_NCTF = convolve(read_NCTF)
         branch = self._pointwise(mixed_NCTF)
+        keep = None
         if self.training:
             skip = self.clock.dropout_rate_on(_SKIP_BLOCK, branch.device)
-            keep = None
             if joined is None:
                 keep = keep_mask(branch, skip)
             else:
@@ -225,8 +241,7 @@ class ConvNeXt(nn.Module):
                 keep_N1 = keep_mask(of_each, skip)
                 if keep_N1 is not None:
                     keep = joined.spread(keep_N1.expand_as(of_each), branch.size(2))
-            branch = branch if keep is None else branch * keep
-        out_NCTF = self.out_balancer(x_NCTF + branch)
+        out_NCTF = self.out_balancer(with_branch(x_NCTF, branch, keep))
         out_NCTF = self.out_whiten(out_NCTF.movedim(1, -1)).movedim(-1, 1)
         if self.clock.recorder is not None:
             # Balancer and whitener change the gradient in place, and it may be in use elsewhere.

@@ -170,9 +170,9 @@ class ZipformerLayer(nn.Module):
     ) -> tuple[Tensor, LayerState | None]:
         past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
         # `in_NTE` is x in the dtype of autocast, as the modules use it.
-        begin_NTE, in_NTE, in_copy_NTE = begin_stream(x_NTE, 2)
+        x_NTE, of_middle_NTE, of_end_NTE, in_NTE, in_copy_NTE = begin_stream(x_NTE, 3, 2)
         weights, keys = self.self_attn_weights(in_NTE, frames, past[0])
-        x_NTE, in_NTE = add_branch(begin_NTE, self.feed_forward1(in_copy_NTE, masks.hidden1))
+        x_NTE, in_NTE = add_branch(x_NTE, self.feed_forward1(in_copy_NTE, masks.hidden1))
 
         uniform = self.clock.choose(_UNIFORM_WEIGHTS) if self.training else False
         branch, nonlin = self.nonlin_attention(in_NTE, weights.first_NTS, past[1], uniform)
@@ -184,7 +184,7 @@ class ZipformerLayer(nn.Module):
         branch = self.balancer_ff2(self.feed_forward2(in_NTE, masks.hidden2))
         x_NTE, _ = add_branch(x_NTE, branch, masks.feed_forward2, read=False)
 
-        x_NTE, in_NTE = begin_stream(self.bypass_mid(begin_NTE, x_NTE))
+        x_NTE, in_NTE = begin_stream(self.bypass_mid(of_middle_NTE, x_NTE))
         branch, values2 = self.self_attn2(in_NTE, weights.other_NHTS, past[3])
         x_NTE, in_NTE = add_branch(x_NTE, branch, masks.attention)
         branch, convolution2 = self.conv_module2(in_NTE, frames, past[5])
@@ -192,7 +192,7 @@ class ZipformerLayer(nn.Module):
         branch = self.balancer_ff3(self.feed_forward3(in_NTE, masks.hidden3))
         x_NTE, _ = add_branch(x_NTE, branch, masks.feed_forward3, read=False)
         x_NTE = end_of_layer(
-            begin_NTE,
+            of_end_NTE,
             self.balancer1(x_NTE),
             masks.bypass,
             mask_N1E,

@@ -32,12 +32,15 @@ from pruned_rnnt.model.zipformer.whiten import Whiten
 _BYPASS_LOW = ramp(0.9, 0.2, 20000)
 
 
-def begin_stream(x_NTE: Tensor, readers: int = 1) -> tuple[Tensor, ...]:
-    """x, and a copy of x for each of `readers` modules."""
+def begin_stream(x_NTE: Tensor, streams: int = 1, readers: int = 1) -> tuple[Tensor, ...]:
+    """x for each of `streams` uses, and a copy of x for each of `readers` modules.
+
+    One kernel then adds up the gradients of all of them.
+    """
     dtype = _readers_dtype(x_NTE)
     if dtype is None:
-        return (x_NTE,) * (1 + readers)
-    several: tuple[Tensor, ...] = applied(_Begin, x_NTE, dtype, readers)
+        return (x_NTE,) * (streams + readers)
+    several: tuple[Tensor, ...] = applied(_Begin, x_NTE, dtype, streams, readers)
     return several
 
 
@@ -66,23 +69,28 @@ def _readers_dtype(x: Tensor) -> torch.dtype | None:
 
 class _Begin(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dtype: torch.dtype, readers: int) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, x: Tensor, dtype: torch.dtype, streams: int, readers: int
+    ) -> tuple[Tensor, ...]:
         ctx.fused = use_kernels(x)
         low = x.to(dtype)
-        return x.view_as(x), *(low.view_as(low) for _ in range(readers))
+        return (
+            *(x.view_as(x) for _ in range(streams)),
+            *(low.view_as(low) for _ in range(readers)),
+        )
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         if ctx.fused:
             from pruned_rnnt.model.kernels.stream import begin_backward
 
-            second = grads[1].contiguous() if len(grads) == 2 else None
-            return begin_backward(grad.contiguous(), grads[0].contiguous(), second), None, None
+            of_others = [other.contiguous() for other in grads]
+            return begin_backward(grad.contiguous(), of_others), None, None, None
         total = grad + grads[0]
         for more in grads[1:]:
             total = total.add_(more)
-        return total, None, None
+        return total, None, None, None
 
 
 class _Add(torch.autograd.Function):
