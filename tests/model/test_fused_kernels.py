@@ -248,10 +248,9 @@ def test_add_branch(keep: bool, batch: int, frames: int) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize(("rate", "more"), [(1, 0), (4, 0), (4, 3)])
+@pytest.mark.parametrize("rate", [1, 4])
 @pytest.mark.parametrize(("batch", "frames"), SHAPES)
-def test_bypass(keep: bool, rate: int, more: int, batch: int, frames: int) -> None:
-    """Also with frames of padding after the slower frames."""
+def test_bypass(keep: bool, rate: int, batch: int, frames: int) -> None:
     torch.manual_seed(0)
     bypass = Bypass(Clock(), 20).cuda().eval()
     kept = (torch.rand(batch, 1, 1) > 0.4).float().cuda()
@@ -263,24 +262,22 @@ def test_bypass(keep: bool, rate: int, more: int, batch: int, frames: int) -> No
     check(
         run,
         torch.randn(batch, frames * rate, 20),
-        torch.randn(batch, frames + more, 20),
+        torch.randn(batch, frames, 20),
         torch.randn(20),
     )
 
 
-@pytest.mark.parametrize("more", [0, 5])
 @pytest.mark.parametrize("rate", [2, 3, 8])
 @pytest.mark.parametrize(("batch", "frames"), SHAPES)
-def test_downsample(rate: int, more: int, batch: int, frames: int) -> None:
-    """With groups that are whole, that end early, that are beyond the utterance, and that are
-    beyond all frames."""
+def test_downsample(rate: int, batch: int, frames: int) -> None:
+    """With groups that are whole, that end early, and that are beyond the utterance."""
     torch.manual_seed(0)
     downsample = Downsample(rate)
     lengths_N = torch.randint(2, frames * rate + 1, (batch,))
 
     def run(x: Tensor, bias: Tensor, lengths_N: Tensor) -> Tensor:
         downsample._parameters["bias"] = bias  # type: ignore[assignment]
-        return downsample(x, lengths_N, frames + more)
+        return downsample(x, lengths_N)
 
     # A weight near 1 has the gradient g - sum(p g), a small difference in float32.
     x = torch.randn(batch, frames * rate, 20)

@@ -99,7 +99,7 @@ def test_downsample_repeats_the_last_frame() -> None:
     downsample.bias.data = randoms(3)
     weights = downsample.bias.softmax(dim=0)
     x = randoms(2, 6, 2)
-    got = downsample(x, torch.tensor([4, 6]), 2)
+    got = downsample(x, torch.tensor([4, 6]))
     filled = torch.cat((x[0, :4], x[0, 3:4], x[0, 3:4])).view(2, 3, 2)
     torch.testing.assert_close(got[0], torch.einsum("tde,d->te", filled, weights))
     torch.testing.assert_close(got[1], torch.einsum("tde,d->te", x[1].view(2, 3, 2), weights))

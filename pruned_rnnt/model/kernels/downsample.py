@@ -5,12 +5,12 @@
 `last` is the last real frame within a group; where it is negative, the group has none, and the
 result is zero.
 
-    x     | 0 1 | 2 3 | 4 . | . . |          T frames, 5 of them real, D = 2
-    out   |  0  |  1  |  2  |  0  |  0  |    S frames, at least T / D
+    x     | 0 1 | 2 3 | 4 . | . . |    T frames, 5 of them real, D = 2
+    out   |  0  |  1  |  2  |  0  |    T / D frames
 
-Axes: N sequences, T frames, S frames of the result, E channels. A program takes tiles of BLOCK_R
-rows (one frame of the result each) with all channels. The gradient of the weights is a sum over
-rows in two steps; see `sums_of_parts`.
+Axes: N sequences, T frames, E channels. A program takes tiles of BLOCK_R rows (one frame of the
+result each) with all channels. The gradient of the weights is a sum over rows in two steps; see
+`sums_of_parts`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ _TILE = 2048
 
 
 @triton.jit
-def _group(lengths_ptr, row, rows, frames, slow_frames, RATE: tl.constexpr):
-    """Of the group of each row: its first row in x, whether x has it, and its last real frame."""
+def _last_real(lengths_ptr, row, rows, slow_frames, RATE: tl.constexpr):
+    """The last real frame within the group of each row."""
     sequence = row // slow_frames
-    frame = (row - sequence * slow_frames) * RATE
     length = tl.load(lengths_ptr + sequence, mask=row < rows, other=0)
-    last = (length - frame - 1).to(tl.int32)
-    return sequence * frames + frame, (row < rows) & (frame < frames), last
+    return (length - (row - sequence * slow_frames) * RATE - 1).to(tl.int32)
 
 
 @triton.jit
@@ -46,14 +44,13 @@ def _weight_of(weights_ptr, frame, last, RATE: tl.constexpr, BLOCK_D: tl.constex
     return tl.where(frame < last, own, tl.where(frame == last, with_missing, 0.0))
 
 
-@kernel("rows", "frames", "slow_frames")
+@kernel("rows", "slow_frames")
 def _downsample_kernel(
     x_ptr,
     weights_ptr,
     lengths_ptr,
     out_ptr,
     rows,
-    frames,
     slow_frames,
     RATE: tl.constexpr,
     E,
@@ -62,18 +59,18 @@ def _downsample_kernel(
     BLOCK_D: tl.constexpr,
 ):
     row, channel, inside = own_tile(rows, E, BLOCK_R, BLOCK_E)
-    first, exists, last = _group(lengths_ptr, row, rows, frames, slow_frames, RATE)
+    last = _last_real(lengths_ptr, row, rows, slow_frames, RATE)
     total = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
     for frame in range(RATE):
-        place = (first + frame)[:, None] * E + channel[None, :]
-        real = inside & (exists & (frame <= last))[:, None]
+        place = (row * RATE + frame)[:, None] * E + channel[None, :]
+        real = inside & (frame <= last)[:, None]
         x = tl.load(x_ptr + place, mask=real, other=0.0).to(tl.float32)
         total += x * _weight_of(weights_ptr, frame, last, RATE, BLOCK_D)[:, None]
     place = row[:, None] * E + channel[None, :]
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel("rows", "frames", "slow_frames", "turns")
+@kernel("rows", "slow_frames", "turns")
 def _downsample_backward_kernel(
     x_ptr,
     weights_ptr,
@@ -82,7 +79,6 @@ def _downsample_backward_kernel(
     grad_x_ptr,
     parts_ptr,
     rows,
-    frames,
     slow_frames,
     turns,
     RATE: tl.constexpr,
@@ -96,12 +92,11 @@ def _downsample_backward_kernel(
     of_weights = tl.zeros((BLOCK_D,), dtype=tl.float32)
     for turn in range(turns):
         row, inside = rows_of_turn(turn, rows, channel, E, BLOCK_R)
-        first, exists, last = _group(lengths_ptr, row, rows, frames, slow_frames, RATE)
-        inside = inside & exists[:, None]
+        last = _last_real(lengths_ptr, row, rows, slow_frames, RATE)
         place = row[:, None] * E + channel[None, :]
         grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
         for frame in range(RATE):
-            place = (first + frame)[:, None] * E + channel[None, :]
+            place = (row * RATE + frame)[:, None] * E + channel[None, :]
             real = inside & (frame <= last)[:, None]
             x = tl.load(x_ptr + place, mask=real, other=0.0).to(tl.float32)
             grad_x = grad * _weight_of(weights_ptr, frame, last, RATE, BLOCK_D)[:, None]
@@ -114,13 +109,11 @@ def _downsample_backward_kernel(
     tl.store(place, of_weights, mask=index < RATE)
 
 
-def downsample(
-    x_NTE: Tensor, weights_D: Tensor, lengths_N: Tensor, slow_frames: int, dtype: torch.dtype
-) -> Tensor:
-    """(N, S, E) in `dtype`, from x, which is contiguous; T is a multiple of D, and S given."""
+def downsample(x_NTE: Tensor, weights_D: Tensor, lengths_N: Tensor, dtype: torch.dtype) -> Tensor:
+    """(N, T / D, E) in `dtype`, from x, which is contiguous; T is a multiple of D."""
     (batch, frames, width), rate = x_NTE.shape, weights_D.size(0)
-    out = x_NTE.new_empty((batch, slow_frames, width), dtype=dtype)
-    rows = batch * slow_frames
+    out = x_NTE.new_empty((batch, frames // rate, width), dtype=dtype)
+    rows = batch * out.size(1)
     tiles = row_tiles(rows, width, _TILE)
     _downsample_kernel(
         (tiles.number,),
@@ -129,8 +122,7 @@ def downsample(
         lengths_N,
         out,
         rows,
-        frames,
-        slow_frames,
+        out.size(1),
         rate,
         width,
         tiles.rows,
@@ -158,7 +150,6 @@ def downsample_backward(
         grad_x,
         parts,
         rows,
-        x_NTE.size(1),
         slow_frames,
         tiles.turns,
         rate,

@@ -6,10 +6,8 @@ Axes: N sequences, T frames, E channels; a row is one frame of one sequence.
     add      total = x + branch * keep,  read = total in the dtype of the next module
     bypass   out = (before + (after * factor - before) * scale * keep) * mask
 
-    before, out   | 0 1 | 2 3 | 4 5 |
-    after         |  0  |  1  |  2  |  3  |
-
-`before` has T frames, `after` at least T / rate, each used `rate` times (here 2).
+    before, out   | 0 1 | 2 3 | 4 5 |    T frames
+    after         |  0  |  1  |  2  |    T / rate frames, each used `rate` times (here 2)
 
 The stream x has the dtype of the parameters (float32); branches and the copies that modules read
 have the dtype of autocast. Gradients of parameters are sums over rows in two steps in a fixed
@@ -253,11 +251,9 @@ def _bypass_backward_kernel(
     for turn in range(turns):
         slow, inside = rows_of_turn(turn, slow_rows, channel, E, BLOCK_R)
         sequence = slow // slow_frames
-        first = (slow - sequence * slow_frames) * rate
+        first = sequence * frames + (slow - sequence * slow_frames) * rate
         slow_place = slow[:, None] * E + channel[None, :]
         after = tl.load(after_ptr + slow_place, mask=inside, other=0.0).to(tl.float32)
-        used = inside & (first < frames)[:, None]
-        first += sequence * frames
         if HAS_FACTOR:
             after *= tl.load(factor_ptr + slow, mask=slow < slow_rows, other=0.0)[:, None]
         if HAS_KEEP:
@@ -269,11 +265,11 @@ def _bypass_backward_kernel(
         product = tl.zeros((BLOCK_R, BLOCK_E), dtype=tl.float32)
         for frame in range(rate):
             place = (first + frame)[:, None] * E + channel[None, :]
-            grad = tl.load(grad_ptr + place, mask=used, other=0.0).to(tl.float32)
-            before = tl.load(before_ptr + place, mask=used, other=0.0).to(tl.float32)
+            grad = tl.load(grad_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            before = tl.load(before_ptr + place, mask=inside, other=0.0).to(tl.float32)
             through = grad * kept
             rest = (grad - through).to(grad_before_ptr.dtype.element_ty)
-            tl.store(grad_before_ptr + place, rest, mask=used)
+            tl.store(grad_before_ptr + place, rest, mask=inside)
             total += through
             product += grad * (after - before)
         tl.store(
@@ -300,7 +296,7 @@ def bypass(
     """(before + (after * factor - before) * scale * keep) * mask; all contiguous.
 
     Args:
-        after_NTE: (N, at least T / rate, E); each of its frames is repeated `rate` times.
+        after_NTE: (N, T / rate, E); each of its frames is repeated `rate` times.
         factor: float32, one number for each frame of `after_NTE`.
         switches: (1,) float32 each, 0 or 1; if both are 0, the result is left undefined.
     """

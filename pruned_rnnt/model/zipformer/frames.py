@@ -16,7 +16,6 @@ from torch import Tensor
 # float32, and still above LARGEST_CHUNK at the rate of a stack that downsamples by up to 255.
 UNLIMITED = 2**24
 LARGEST_CHUNK = 2**16
-_ALIGNED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +36,6 @@ class Frames:
     chunk_size: int | Tensor | None
     positions_RD: Tensor
 
-    @property
-    def count(self) -> int:
-        """T."""
-        return self.real_NT1.size(1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Chunking:
@@ -58,13 +52,7 @@ class Chunking:
 
 
 def frames_at_rate(
-    lengths_N: Tensor,
-    num_frames: int,
-    rate: int,
-    chunking: Chunking,
-    positions_RD: Tensor,
-    *,
-    aligned: bool = False,
+    lengths_N: Tensor, num_frames: int, rate: int, chunking: Chunking, positions_RD: Tensor
 ) -> Frames:
     """Frames of whole utterances in a stack that downsamples by `rate`.
 
@@ -72,14 +60,9 @@ def frames_at_rate(
         lengths_N: at rate 1.
         num_frames: at rate 1, a multiple of `rate`.
         positions_RD: of distances -num_frames .. num_frames - 1.
-        aligned: add frames of padding up to a multiple of 8, unless there are then more than
-            `num_frames`. A GPU has no fast products for rows of other lengths in half precision.
     """
     lengths_N = _divide_up(lengths_N, rate)
     count = num_frames // rate
-    more = -count % _ALIGNED
-    if aligned and count + more <= num_frames:
-        count += more
     frames_T = torch.arange(count, device=lengths_N.device)
     padding_NT = frames_T >= lengths_N[:, None]
     blocked = padding_NT[:, None, None]

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
 from pruned_rnnt.model.own_function import applied
@@ -151,11 +150,11 @@ class Bypass(nn.Module):
         """(N, T, E) -> (N, T, E).
 
         Args:
-            after_NTE: (N, at least T / rate, E); each of its frames is repeated `rate` times.
+            after_NTE: (N, T / rate, E); each of its frames is repeated `rate` times.
             keep_N11: multiplies the scale.
         """
         if not use_own_function(before_NTE, after_NTE):
-            after_NTE = _repeated(after_NTE, rate, before_NTE.size(1))
+            after_NTE = _repeated(after_NTE, rate)
             scale = self.bypass_scale if keep_N11 is None else self.bypass_scale * keep_N11
             return torch.lerp(before_NTE, after_NTE, scale)
         limits = self.sample_limits() if self.training else None
@@ -169,11 +168,11 @@ class Bypass(nn.Module):
         return sample_limits(self.clock, _BYPASS_LOW, 1.0)
 
 
-def _repeated(x_NTE: Tensor, rate: int, frames: int) -> Tensor:
-    """Each frame `rate` times in a row, as far as `frames` frames."""
+def _repeated(x_NTE: Tensor, rate: int) -> Tensor:
+    """Each frame `rate` times in a row."""
     if rate == 1:
         return x_NTE
-    return x_NTE.unsqueeze(2).expand(-1, -1, rate, -1).flatten(1, 2)[:, :frames]
+    return x_NTE.unsqueeze(2).expand(-1, -1, rate, -1).flatten(1, 2)
 
 
 class _Bypass(torch.autograd.Function):
@@ -196,7 +195,7 @@ class _Bypass(torch.autograd.Function):
             ctx.save_for_backward(before, after, scale, keep)
             return bypass(before, after, scale, keep, rate=rate)
         ctx.save_for_backward(before, after, scale, keep)
-        after = _repeated(after, rate, before.size(1))
+        after = _repeated(after, rate)
         return torch.lerp(before, after, scale if keep is None else scale * keep)
 
     @staticmethod
@@ -211,8 +210,7 @@ class _Bypass(torch.autograd.Function):
             )
             of_scale = sum_towards_limits(of_scale, scale, ctx.limits)
             return of_before, of_after, of_scale, None, None, None
-        slow_frames = after.size(1)
-        after = _repeated(after, ctx.rate, before.size(1))
+        after = _repeated(after, ctx.rate)
         of_after = grad * (scale if keep is None else scale * keep)
         of_scale = (after - before).mul_(grad)
         if keep is not None:
@@ -221,7 +219,6 @@ class _Bypass(torch.autograd.Function):
         of_before = grad - of_after
         if ctx.rate > 1:
             of_after = of_after.unflatten(1, (-1, ctx.rate)).sum(dim=2)
-            of_after = functional.pad(of_after, (0, 0, 0, slow_frames - of_after.size(1)))
         return of_before, of_after, of_scale, None, None, None
 
 

@@ -1,7 +1,7 @@
 """Stacks of layers, each at its own frame rate.
 
-Axes: N batch, T frames before downsampling and S after it, T' frames of the embedding (20 ms), D
-downsampling rate, E encoder width.
+Axes: N batch, T frames before downsampling, T' frames of the embedding (20 ms), D downsampling
+rate, E encoder width.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ class Stacks(nn.Module):
         joined_NTE = torch.cat(pieces, dim=-1)
         # The memory of the whole pass is at its peak here.
         del outputs, output, pieces, x_NTE
-        slow_frames = joined_NTE.size(1) // OUTPUT_RATE
-        return self.downsample_output(joined_NTE, lengths_N, slow_frames), new_states
+        return self.downsample_output(joined_NTE, lengths_N), new_states
 
     def _layer_masks(self, x_NTE: Tensor) -> list[LayerMasks]:
         """Masks of all layers, in the order in which they run."""
@@ -206,16 +205,13 @@ class DownsampledStack(nn.Module):
 
     def forward(self, x_NTE: Tensor, inputs: StackInputs) -> tuple[Tensor, list[LayerState]]:
         """(N, T, E) -> (N, T, E), before downsampling and after upsampling."""
-        slow = inputs.frames[self.rate]
-        slow_NTE = self.downsample(x_NTE, inputs.frames[1].lengths_N, slow.count)
+        slow_NTE = self.downsample(x_NTE, inputs.frames[1].lengths_N)
         slow_NTE, new_states = self.encoder(slow_NTE, inputs)
         return self.out_combiner(x_NTE, slow_NTE, rate=self.rate), new_states
 
 
 class Downsample(nn.Module):
-    """Mean of each group of D frames with learned weights: (N, T, E) -> (N, S, E).
-
-    S is T / D, or more; frames beyond T / D are zero.
+    """Mean of each group of D frames with learned weights: (N, T, E) -> (N, T / D, E).
 
     In a group that extends beyond the end of the utterance, the last real frame also gets the
     weights of the missing frames, so that padding has no effect.
@@ -226,12 +222,12 @@ class Downsample(nn.Module):
         self.rate = rate
         self.bias = nn.Parameter(torch.zeros(rate))
 
-    def forward(self, x_NTE: Tensor, lengths_N: Tensor, slow_frames: int) -> Tensor:
+    def forward(self, x_NTE: Tensor, lengths_N: Tensor) -> Tensor:
         weights_D = functional.softmax(self.bias, dim=0)
-        mean_NSE: Tensor
+        mean_NTE: Tensor
         if use_kernels(x_NTE, weights_D):
-            mean_NSE = applied(_Downsample, x_NTE, weights_D, lengths_N, slow_frames)
-            return mean_NSE
+            mean_NTE = applied(_Downsample, x_NTE, weights_D, lengths_N)
+            return mean_NTE
         end_T = torch.arange(1, x_NTE.size(1) + 1, self.rate, device=x_NTE.device)
         frame_D = torch.arange(self.rate, device=x_NTE.device)
         # Within each group: the index of the last real frame, and the source of each frame.
@@ -240,31 +236,30 @@ class Downsample(nn.Module):
         taken_NTDD = source_NTD.unsqueeze(-1) == frame_D
         weights_NTD = (taken_NTDD * weights_D.unsqueeze(-1)).sum(dim=-2)
         groups_NTDE = x_NTE.unflatten(1, (-1, self.rate))
-        mean_NSE = (groups_NTDE * weights_NTD.unsqueeze(-1)).sum(dim=2)
-        return functional.pad(mean_NSE, (0, 0, 0, slow_frames - mean_NSE.size(1)))
+        mean_NTE = (groups_NTDE * weights_NTD.unsqueeze(-1)).sum(dim=2)
+        return mean_NTE
 
 
 class _Downsample(torch.autograd.Function):
     """The means by fused kernels."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, lengths: Tensor, slow_frames: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weights: Tensor, lengths: Tensor) -> Tensor:
         from pruned_rnnt.model.kernels.downsample import downsample
 
         x, lengths = x.contiguous(), lengths.contiguous()
         ctx.save_for_backward(x, weights, lengths)
-        dtype = torch.promote_types(x.dtype, weights.dtype)
-        return downsample(x, weights, lengths, slow_frames, dtype)
+        return downsample(x, weights, lengths, torch.promote_types(x.dtype, weights.dtype))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         from pruned_rnnt.model.kernels.downsample import downsample_backward
         from pruned_rnnt.model.kernels.rows import sums_of_parts
 
         x, weights, lengths = ctx.saved_tensors
         of_x, of_weights = downsample_backward(x, weights, lengths, grad.contiguous())
-        return of_x, sums_of_parts(of_weights, weights.dtype), None, None
+        return of_x, sums_of_parts(of_weights, weights.dtype), None
 
 
 def _with_dropped_positions(frames: Frames, rate: float) -> Frames:

@@ -24,7 +24,6 @@ from torch.nn import functional
 
 from pruned_rnnt.model.encoder import WHOLE, Encoder, StreamingEncoder
 from pruned_rnnt.model.feature_norm import centre_features, finite_padding
-from pruned_rnnt.model.kernels.available import use_kernels
 from pruned_rnnt.model.zipformer.config import OUTPUT_RATE, REFERENCE_WARM_UP, ZipformerConfig
 from pruned_rnnt.model.zipformer.embedding import (
     CONTEXT,
@@ -151,9 +150,8 @@ class Zipformer(Encoder):
             count = torch.sym_max(count, 2 * whole)
         x_NTE = functional.pad(x_NTE, (0, 0, 0, count - num_frames))
         positions_RD = relative_positions(0, count, self.config.position_dim, x_NTE)
-        aligned = use_kernels(x_NTE)
         frames = {
-            rate: frames_at_rate(lengths_N, count, rate, chunking, positions_RD, aligned=aligned)
+            rate: frames_at_rate(lengths_N, count, rate, chunking, positions_RD)
             for rate in {1, *self.config.downsampling}
         }
         encoded_NTE, _ = self.encoder(x_NTE, frames, None)
