@@ -51,11 +51,10 @@ class MapsGradients(NamedTuple):
 
 
 @triton.jit
-def _maps(ptr, frame, frames, bin, F, channel, C):
-    """Some channels of one frame and bin in float32; 0 beyond frames, bins and channels."""
-    inside = (channel < C) & (frame >= 0) & (frame < frames) & (bin >= 0) & (bin < F)
-    place = (frame.to(tl.int64) * F + bin) * C
-    return tl.load(ptr + place + channel, mask=inside, other=0.0).to(tl.float32)
+def _bin(ptr, has_channel, has_frame, bin, F):
+    """The channels of a bin in float32; 0 beyond frames, bins and channels."""
+    inside = has_channel & (has_frame & (bin >= 0) & (bin < F))
+    return tl.load(ptr, mask=inside, other=0.0).to(tl.float32)
 
 
 @kernel("frames", "F")
@@ -66,7 +65,7 @@ def _maps_kernel(
     out_ptr,
     frames,
     F,
-    C,
+    C: tl.constexpr,
     K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     TURNS: tl.constexpr,
@@ -78,24 +77,28 @@ def _maps_kernel(
     first = tl.program_id(0) // pairs * TURNS
     bin = tl.program_id(0) % pairs * BINS
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    x_ptr += sequence * frames * F * C
-    out_ptr += sequence * frames * F * C
+    has_channel = channel < C
+    # Of the first bin that is read and of the first result, in each turn.
+    source = sequence * frames + first - K // 2
+    sources = x_ptr + (source * F + bin - K // 2) * C + channel
+    results = out_ptr + ((sequence * frames + first - (K - 1)) * F + bin) * C + channel
     bias = tl.zeros((BLOCK_C,), dtype=tl.float32)
     if HAS_BIAS:
-        bias += tl.load(bias_ptr + channel, mask=channel < C, other=0.0).to(tl.float32)
+        bias += tl.load(bias_ptr + channel, mask=has_channel, other=0.0).to(tl.float32)
     weights = ()
     for k in tl.static_range(K * K):
-        weight = tl.load(weight_ptr + k * C + channel, mask=channel < C, other=0.0)
+        weight = tl.load(weight_ptr + k * C + channel, mask=has_channel, other=0.0)
         weights = weights + (weight.to(tl.float32),)
     # Of each bin, the sums of K frames, the oldest first.
     waiting = ()
     for _ in tl.static_range(BINS * K):
         waiting = waiting + (bias,)
     for turn in range(TURNS + K - 1):
-        source = first + turn - K // 2
+        frame = first + turn - K // 2
+        has_frame = (frame >= 0) & (frame < frames)
         row = ()
         for j in tl.static_range(BINS + K - 1):
-            row = row + (_maps(x_ptr, source, frames, bin + j - K // 2, F, channel, C),)
+            row = row + (_bin(sources + j * C, has_channel, has_frame, bin + j - K // 2, F),)
         sums = ()
         for k in tl.static_range(BINS * K):
             total = waiting[k]
@@ -105,10 +108,11 @@ def _maps_kernel(
         frame = first + turn - (K - 1)
         waiting = ()
         for b in tl.static_range(BINS):
-            place = out_ptr + (frame.to(tl.int64) * F + bin + b) * C + channel
-            inside = (channel < C) & (frame >= first) & (frame < frames) & (bin + b < F)
-            tl.store(place, sums[b * K].to(out_ptr.dtype.element_ty), mask=inside)
+            inside = has_channel & ((turn >= K - 1) & (frame < frames) & (bin + b < F))
+            tl.store(results + b * C, sums[b * K].to(out_ptr.dtype.element_ty), mask=inside)
             waiting = waiting + sums[b * K + 1 : b * K + K] + (bias,)
+        sources += F * C
+        results += F * C
 
 
 @kernel("frames", "F", "turns")
@@ -119,7 +123,7 @@ def _maps_weight_kernel(
     frames,
     F,
     turns,
-    C,
+    C: tl.constexpr,
     K: tl.constexpr,
     BINS: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -129,8 +133,9 @@ def _maps_weight_kernel(
     first = tl.program_id(0) * turns
     end = tl.minimum(first + turns, frames)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    x_ptr += sequence * frames * F * C
-    grad_ptr += sequence * frames * F * C
+    has_channel = channel < C
+    source = (sequence * frames + first - K // 2) * F - K // 2
+    result = (sequence * frames + first) * F
     zero = tl.zeros((BLOCK_C,), dtype=tl.float32)
     of_bias = zero
     of_weight = ()
@@ -141,15 +146,17 @@ def _maps_weight_kernel(
         window = ()
         for _ in tl.static_range(BINS * (K - 1)):
             window = window + (zero,)
+        sources = x_ptr + (source + bin) * C + channel
+        results = grad_ptr + (result + bin) * C + channel
         for turn in range(turns + K - 1):
-            frame = first + turn
+            frame = first + turn - K // 2
+            has_frame = (frame >= 0) & (frame < frames)
             row = ()
             for j in tl.static_range(BINS + K - 1):
-                source = frame - K // 2
-                row = row + (_maps(x_ptr, source, frames, bin + j - K // 2, F, channel, C),)
+                row = row + (_bin(sources + j * C, has_channel, has_frame, bin + j - K // 2, F),)
             grads = ()
             for b in tl.static_range(BINS):
-                newest = _maps(grad_ptr, frame, end, bin + b, F, channel, C)
+                newest = _bin(results + b * C, has_channel, first + turn < end, bin + b, F)
                 of_bias += newest
                 grads = grads + window[b * (K - 1) : (b + 1) * (K - 1)] + (newest,)
             sums = ()
@@ -162,11 +169,13 @@ def _maps_weight_kernel(
             window = ()
             for b in tl.static_range(BINS):
                 window = window + grads[b * K + 1 : b * K + K]
+            sources += F * C
+            results += F * C
     part = sequence * tl.num_programs(0) + tl.program_id(0)
     place = parts_ptr + part * (K * K + 1) * C + channel
     for k in tl.static_range(K * K):
-        tl.store(place + k * C, of_weight[k], mask=channel < C)
-    tl.store(place + K * K * C, of_bias, mask=channel < C)
+        tl.store(place + k * C, of_weight[k], mask=has_channel)
+    tl.store(place + K * K * C, of_bias, mask=has_channel)
 
 
 def depthwise_maps(x_NTFC: Tensor, weight_KKC: Tensor, bias_C: Tensor | None) -> Tensor:

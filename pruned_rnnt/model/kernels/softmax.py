@@ -3,8 +3,8 @@
     weights[t, s] = softmax_s( scores[t, s] + by_position[t, s] )    over s not blocked
 
 Axes: N sequences, H heads, T frames, S frames attended to, P position width of a head. One program
-takes one row t of one head, with its S columns in registers. `positions` has the scores by
-position.
+takes one row t of one head in some sequences, one after another, with its S columns in registers.
+`positions` has the scores by position.
 
 A CUDA graph can also carry a penalty on scores beyond a limit, which the device switches on and off
 (see `limit_scores` in `pruned_rnnt.model.zipformer.scores`): the forward kernel then stores the
@@ -24,13 +24,14 @@ from torch import Tensor
 from pruned_rnnt.model.kernels.launch import column_block, divide_up, kernel
 from pruned_rnnt.model.kernels.positions import (
     Positions,
-    position_of,
     positions_gradient,
+    positions_of_row,
     store_of_query,
-    words_of_row,
 )
 from pruned_rnnt.model.kernels.rows import as_rows
 
+# The most sequences whose rows a program takes.
+_SEQUENCES = 8
 # Rows of one program of the penalty.
 _ROWS = 16
 # Sides in a number of 32 bits.
@@ -38,26 +39,25 @@ _PACKED = 16
 
 
 @triton.jit
-def _own_row(frames, seen, BLOCK_S: tl.constexpr):
-    """The program's pair of sequence and head, its frame, its row, the columns, and a mask."""
-    # One axis: a grid may have only 65,535 pairs along another.
-    pair = (tl.program_id(0) // frames).to(tl.int64)
+def _own_row(heads, frames):
+    """The program's frame and head, its first sequence, and the step to its next sequence."""
+    # One axis: a grid may have only 65,535 programs along another.
     frame = (tl.program_id(0) % frames).to(tl.int64)
-    column = tl.arange(0, BLOCK_S)
-    inside = column < seen
-    row = pair * frames + frame
-    return pair, frame, row, column, inside
+    head = tl.program_id(0) // frames % heads
+    first = tl.program_id(0) // frames // heads
+    return frame, head, first.to(tl.int64), tl.num_programs(0) // (frames * heads)
 
 
-@kernel("heads", "frames")
+@kernel("sequences", "heads", "frames")
 def _forward_kernel(
     scores_ptr,
     query_ptr,
-    words_ptr,
+    positions_ptr,
     blocked_ptr,
     switch_ptr,
     weights_ptr,
     side_ptr,
+    sequences,
     heads,
     frames,
     seen,
@@ -71,54 +71,49 @@ def _forward_kernel(
     PACKED: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    pair, frame, row, column, inside = _own_row(frames, seen, BLOCK_S)
-    score = tl.load(scores_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
-    if WIDTH > 0:
-        dtype: tl.constexpr = query_ptr.dtype.element_ty
-        each: tl.constexpr = 64 // dtype.primitive_bitwidth
-        groups: tl.constexpr = (WIDTH + each - 1) // each
-        own = query_ptr + (pair // heads * frames + frame) * query_stride + pair % heads * WIDTH
-        for group in tl.static_range(groups):
-            words = words_of_row(
-                words_ptr, group, pair, frame, heads, frames, seen, column, inside, groups
-            )
-            for index in tl.static_range(each):
-                if group * each + index < WIDTH:
-                    query = tl.load(own + group * each + index).to(tl.float32)
-                    score += query * position_of(words, index, dtype)
-    # Two conditions, as HAS_SWITCH is a constant: without a switch, nothing is loaded.
-    if HAS_SWITCH:  # noqa: SIM102
-        if tl.load(switch_ptr) > 0.0:
-            # 1 above, 2 below.
-            side = (score > LIMIT).to(tl.int32) + 2 * (score < -LIMIT).to(tl.int32)
-            side = tl.reshape(tl.where(inside, side, 0), (BLOCK_S // PACKED, PACKED))
-            packed = tl.sum(side << (2 * tl.arange(0, PACKED))[None, :], axis=1)
-            word = tl.arange(0, BLOCK_S // PACKED)
-            most = (seen + PACKED - 1) // PACKED
-            tl.store(side_ptr + row * most + word, packed, mask=word < most)
-    sequence = pair // heads
-    blocked = tl.load(
-        blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
-    )
-    score = tl.where(blocked != 0, BLOCKED_SCORE, score)
-    score = tl.where(inside, score, float("-inf"))
-    exponential = tl.exp(score - tl.max(score, axis=0))
-    weight = exponential * (1.0 / tl.sum(exponential, axis=0))
-    place = weights_ptr + row * seen + column
-    tl.store(place, weight.to(weights_ptr.dtype.element_ty), mask=inside)
+    frame, head, first, step = _own_row(heads, frames)
+    column = tl.arange(0, BLOCK_S)
+    inside = column < seen
+    positions = positions_of_row(positions_ptr, head, frame, frames, seen, column, inside, WIDTH)
+    for sequence in range(first, sequences, step):
+        row = (sequence * heads + head) * frames + frame
+        score = tl.load(scores_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
+        for p in tl.static_range(WIDTH):
+            own = query_ptr + (sequence * frames + frame) * query_stride + head * WIDTH + p
+            score += tl.load(own).to(tl.float32) * positions[p]
+        # Two conditions, as HAS_SWITCH is a constant: without a switch, nothing is loaded.
+        if HAS_SWITCH:  # noqa: SIM102
+            if tl.load(switch_ptr) > 0.0:
+                # 1 above, 2 below.
+                side = (score > LIMIT).to(tl.int32) + 2 * (score < -LIMIT).to(tl.int32)
+                side = tl.reshape(tl.where(inside, side, 0), (BLOCK_S // PACKED, PACKED))
+                packed = tl.sum(side << (2 * tl.arange(0, PACKED))[None, :], axis=1)
+                word = tl.arange(0, BLOCK_S // PACKED)
+                most = (seen + PACKED - 1) // PACKED
+                tl.store(side_ptr + row * most + word, packed, mask=word < most)
+        blocked = tl.load(
+            blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
+        )
+        score = tl.where(blocked != 0, BLOCKED_SCORE, score)
+        score = tl.where(inside, score, float("-inf"))
+        exponential = tl.exp(score - tl.max(score, axis=0))
+        weight = exponential * (1.0 / tl.sum(exponential, axis=0))
+        place = weights_ptr + row * seen + column
+        tl.store(place, weight.to(weights_ptr.dtype.element_ty), mask=inside)
 
 
-@kernel("heads", "frames")
+@kernel("sequences", "heads", "frames")
 def _backward_kernel(
     weights_ptr,
     first_ptr,
     one_ptr,
     other_ptr,
-    words_ptr,
+    positions_ptr,
     blocked_ptr,
     of_scores_ptr,
     of_query_ptr,
     sizes_ptr,
+    sequences,
     heads,
     frames,
     seen,
@@ -128,35 +123,29 @@ def _backward_kernel(
     HAS_SIZES: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    pair, frame, row, column, inside = _own_row(frames, seen, BLOCK_S)
-    weight = tl.load(weights_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
-    sequence = pair // heads
-    grad = tl.load(one_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
-    grad += tl.load(other_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
-    of_first = first_ptr + (sequence * frames + frame) * seen + column
-    grad += tl.load(of_first, mask=inside & (pair % heads == 0), other=0.0).to(tl.float32)
-    blocked = tl.load(
-        blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
-    )
-    through = weight * (grad - tl.sum(weight * grad, axis=0))
-    through = tl.where(blocked != 0, 0.0, through).to(of_scores_ptr.dtype.element_ty)
-    tl.store(of_scores_ptr + row * seen + column, through, mask=inside)
-    if HAS_SIZES:
-        tl.store(sizes_ptr + row, tl.sum(tl.abs(through.to(tl.float32)), axis=0))
-    if WIDTH > 0:
-        store_of_query(
-            of_query_ptr,
-            words_ptr,
-            through,
-            pair,
-            frame,
-            heads,
-            frames,
-            seen,
-            column,
-            inside,
-            WIDTH,
+    frame, head, first, step = _own_row(heads, frames)
+    column = tl.arange(0, BLOCK_S)
+    inside = column < seen
+    positions = positions_of_row(positions_ptr, head, frame, frames, seen, column, inside, WIDTH)
+    for sequence in range(first, sequences, step):
+        row = (sequence * heads + head) * frames + frame
+        own = row * seen + column
+        weight = tl.load(weights_ptr + own, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(one_ptr + own, mask=inside, other=0.0).to(tl.float32)
+        grad += tl.load(other_ptr + own, mask=inside, other=0.0).to(tl.float32)
+        of_first = first_ptr + (sequence * frames + frame) * seen + column
+        grad += tl.load(of_first, mask=inside & (head == 0), other=0.0).to(tl.float32)
+        blocked = tl.load(
+            blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
         )
+        through = weight * (grad - tl.sum(weight * grad, axis=0))
+        through = tl.where(blocked != 0, 0.0, through).to(of_scores_ptr.dtype.element_ty)
+        tl.store(of_scores_ptr + own, through, mask=inside)
+        if HAS_SIZES:
+            tl.store(sizes_ptr + row, tl.sum(tl.abs(through.to(tl.float32)), axis=0))
+        if WIDTH > 0:
+            of_query = of_query_ptr + ((sequence * frames + frame) * heads + head) * WIDTH
+            store_of_query(of_query, positions, through, WIDTH)
 
 
 @kernel("rows", "frames", "heads")
@@ -164,7 +153,7 @@ def _penalty_kernel(
     side_ptr,
     switch_ptr,
     total_size_ptr,
-    words_ptr,
+    positions_ptr,
     of_scores_ptr,
     of_query_ptr,
     rows,
@@ -193,19 +182,13 @@ def _penalty_kernel(
             # Two conditions, as WIDTH is a constant.
             if WIDTH > 0:  # noqa: SIM102
                 if row < rows:
-                    store_of_query(
-                        of_query_ptr,
-                        words_ptr,
-                        through,
-                        row // frames,
-                        row % frames,
-                        heads,
-                        frames,
-                        seen,
-                        column,
-                        inside,
-                        WIDTH,
+                    pair, frame = row // frames, row % frames
+                    head = pair % heads
+                    positions = positions_of_row(
+                        positions_ptr, head, frame, frames, seen, column, inside, WIDTH
                     )
+                    of_query = of_query_ptr + (pair // heads * frames + frame) * heads * WIDTH
+                    store_of_query(of_query + head * WIDTH, positions, through, WIDTH)
 
 
 class Penalty(NamedTuple):
@@ -246,14 +229,15 @@ def masked_softmax(
     block_s = column_block(seen)
     query = None if positions is None else as_rows(positions.query_NTC)
     _forward_kernel(
-        (batch * heads * frames,),
+        (divide_up(batch, _SEQUENCES) * heads * frames,),
         scores_NHTS,
         None if query is None else query.tensor,
-        None if positions is None else positions.words_HGR,
+        None if positions is None else positions.positions_HPR,
         blocked.view(torch.uint8),
         None if penalty is None else penalty.switch,
         weights,
         None if penalty is None else penalty.sides,
+        batch,
         heads,
         frames,
         seen,
@@ -306,9 +290,9 @@ def masked_softmax_backward(
     """
     batch, heads, frames, seen = weights_NHTS.shape
     of_scores = torch.empty_like(weights_NHTS)
-    width, words, of_query = 0, None, None
+    width, positions_HPR, of_query = 0, None, None
     if positions is not None:
-        width, words = positions.width, positions.words_HGR
+        width, positions_HPR = positions.width, positions.positions_HPR
         of_query = positions.query_NTC.new_empty(positions.query_NTC.shape)
     rows = batch * heads * frames
     sizes = None
@@ -316,14 +300,15 @@ def masked_softmax_backward(
         sizes = weights_NHTS.new_empty((rows,), dtype=torch.float32)
     block_s = column_block(seen)
     _backward_kernel(
-        (batch * heads * frames,),
+        (divide_up(batch, _SEQUENCES) * heads * frames,),
         weights_NHTS,
         *grads,
-        words,
+        positions_HPR,
         blocked.view(torch.uint8),
         of_scores,
         of_query,
         sizes,
+        batch,
         heads,
         frames,
         seen,
@@ -339,7 +324,7 @@ def masked_softmax_backward(
             penalty.sides,
             penalty.switch,
             sizes.sum(),
-            words,
+            positions_HPR,
             of_scores,
             of_query,
             rows,

@@ -172,8 +172,9 @@ def with_branch(x_NCTF: Tensor, branch_NCTF: Tensor, keep: Tensor | None) -> Ten
     x_NTFC, branch_NTFC = (channels_last(x).movedim(1, -1) for x in (x_NCTF, branch_NCTF))
     if keep is not None and keep.size(2) > 1:
         # A frame of joined utterances is a sequence for `add_branch`.
-        sum_TFC, _ = add_branch(x_NTFC[0], branch_NTFC[0], keep.view(-1, 1, 1), read=False)
-        sum_NTFC = sum_TFC.unsqueeze(0)
+        keep, shape = keep.view(-1, 1, 1), x_NTFC.shape
+        x_TFC, branch_TFC = x_NTFC.flatten(0, 1), branch_NTFC.flatten(0, 1)
+        sum_NTFC = add_branch(x_TFC, branch_TFC, keep, read=False)[0].view(shape)
     else:
         sum_NTFC, _ = add_branch(x_NTFC, branch_NTFC, keep, read=False)
     return channels_last(sum_NTFC.movedim(-1, 1))
