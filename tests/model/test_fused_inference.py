@@ -26,6 +26,7 @@ CONFORMER = tiny_conformer(
     num_mel_bins=TINY.num_mel_bins, layers=2, feedforward_dim=24, kernel_size=5
 )
 ZIPFORMER_KERNELS = {
+    "attention._heads_kernel",
     "attention._product_kernel",
     "attention._squash_kernel",
     "convolution._depthwise_kernel",

@@ -2,9 +2,10 @@
 
 Triton binds, checks and hashes all arguments at every call, which takes the host several times as
 long as a torch op. This launcher looks up the compiled kernel by the properties that Triton
-specialises on: dtypes, alignment of pointers, divisibility of integers, and constants. Sizes such
-as numbers of channels are arguments rather than constants, so that one compiled variant serves all
-models and layers. CUDA's driver launches what Triton has compiled (see `binary`).
+specialises on: dtypes, alignment of pointers, divisibility of integers (by 8 instead of Triton's
+16), and constants. Sizes such as numbers of channels are arguments rather than constants, so that
+one compiled variant serves all models and layers. CUDA's driver launches what Triton has compiled
+(see `binary`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from torch import Tensor
 
 from pruned_rnnt.model.kernels import variants
 from pruned_rnnt.model.kernels.binary import Binary
-from pruned_rnnt.model.kernels.variants import ALIGNED
 
-_ALIGNMENT = 16
+# What divides addresses of aligned tensors, and numbers of elements of whole vectors of 16 bytes,
+# in half precision and float32.
+_ALIGNMENT, _DIVISOR = 16, 8
 _CONSTANT, _PLAIN, _SPECIALISED = "constant", "plain", "specialised"
 # The types of pointers without and with alignment.
 _POINTERS = {
-    dtype: (f"*{name}", f"*{name}{ALIGNED}")
+    dtype: (f"*{name}", f"*{name}:{_ALIGNMENT}")
     for dtype, name in (
         (torch.float32, "fp32"),
         (torch.bfloat16, "bf16"),
@@ -44,7 +46,7 @@ class Bound(NamedTuple):
     """Arguments of a kernel.
 
     Attributes:
-        parts: of each argument, the type of a pointer or number, with `ALIGNED` if 16 divides it;
+        parts: of each argument, the type of a pointer or number, and what divides it;
             the value itself of a constant, of None and of a 1 on which Triton specialises.
         values: addresses and numbers of the arguments whose type is in `parts`.
     """
@@ -113,8 +115,8 @@ class Kernel:
                 parts.append(1)
             else:
                 width = "i32" if value < 2**31 else "i64"
-                is_aligned = kind is _SPECIALISED and value % _ALIGNMENT == 0
-                parts.append(width + ALIGNED if is_aligned else width)
+                is_divided = kind is _SPECIALISED and value % _DIVISOR == 0
+                parts.append(f"{width}:{_DIVISOR}" if is_divided else width)
                 values.append(value)
         return Bound(parts, values)
 

@@ -3,14 +3,15 @@
     by_position[t, s] = sum_p query[t, p] positions[p, T - t + s]
 
 Axes: N sequences, H heads, T frames, S frames attended to, P position width of a head, R = S + T
-distances.
+distances, G words.
 
     positions          | . . . . . . . . . . . . |    R columns
                               |<----- S ----->|       of which row t reads S from T - t on
 
 P is so small (4) that products with the positions take less time than reading them would, had a
 matrix product written them: R columns for each row t, twice as much as the scores. A program takes
-one row t of many sequences, which all read the same positions.
+one row t of several sequences, which all read the same positions. Rows begin anywhere, so that two
+bytes would be read at a time; words of eight bytes hold several p of one column.
 
 Backward, with g the gradient of the scores, the kernel over rows also computes the gradient of the
 row's query. A kernel of this module adds up along the diagonals of g for the positions. Its
@@ -25,8 +26,6 @@ programs take BLOCK_R distances of one head:
     v   | 0 1 2 3 4 |        v   | . . 0 1 2 3 4 . . . |    product with the queries adds up
 """
 
-# ruff: noqa: RUF005  Triton has no starred expressions.
-
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -35,6 +34,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional
 
 from pruned_rnnt.model.kernels.launch import divide_up, kernel, power_of_two
 from pruned_rnnt.model.kernels.rows import as_rows, sums_of_parts
@@ -44,14 +44,35 @@ _FRAMES, _DISTANCES, _PROGRAMS = 32, 64, 1056
 
 
 @triton.jit
-def positions_of_row(positions_ptr, head, frame, frames, seen, column, inside, WIDTH: tl.constexpr):
-    """The positions that a frame reads: for each p, (S,) in float32."""
-    found = ()
-    for p in tl.static_range(WIDTH):
-        first = (head * WIDTH + p) * (seen + frames) + frames - frame
-        place = positions_ptr + first + column
-        found = found + (tl.load(place, mask=inside, other=0.0).to(tl.float32),)
-    return found
+def words_of_row(words_ptr, group, head, frame, frames, seen, column, inside, GROUPS: tl.constexpr):
+    """The words of a group of p, for the columns that a frame reads, (S,)."""
+    first = (head * GROUPS + group) * (seen + frames) + frames - frame
+    return tl.load(words_ptr + first + column, mask=inside, other=0)
+
+
+@triton.jit
+def position_of(words, index: tl.constexpr, dtype: tl.constexpr):
+    """Number `index` of each word, (1, S) in float32, for several rows.
+
+    By halves of words: shifts of 64 bits, and conversions of bfloat16, take several instructions.
+    """
+    each: tl.constexpr = 64 // dtype.primitive_bitwidth
+    half = (words >> 32).to(tl.int32) if index >= each // 2 else words.to(tl.int32)
+    if dtype == tl.float32:
+        return half.to(tl.float32, bitcast=True)[None, :]
+    elif dtype == tl.bfloat16:  # noqa: RET505  Triton compiles what follows a return
+        if index % 2 == 0:
+            return (half << 16).to(tl.float32, bitcast=True)[None, :]
+        else:  # noqa: RET505
+            return (half & -65536).to(tl.float32, bitcast=True)[None, :]
+    else:
+        number = half if index % 2 == 0 else half >> 16
+        return number.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _add_two(x0, x1, y0, y1):
+    return x0 + y0, x1 + y1
 
 
 @triton.jit
@@ -60,24 +81,39 @@ def _add_four(x0, x1, x2, x3, y0, y1, y2, y3):
 
 
 @triton.jit
-def store_of_query(of_query_ptr, positions, through, WIDTH: tl.constexpr):
-    """Store the gradient of one row's query, from that of its scores."""
+def store_of_query(
+    of_query_ptrs,
+    is_there,
+    words_ptr,
+    through,
+    head,
+    frame,
+    frames,
+    seen,
+    column,
+    inside,
+    WIDTH: tl.constexpr,
+):
+    """Store the gradients of the queries of some rows (N,), from those of their scores (N, S)."""
+    dtype: tl.constexpr = of_query_ptrs.dtype.element_ty
+    each: tl.constexpr = 64 // dtype.primitive_bitwidth
+    groups: tl.constexpr = (WIDTH + each - 1) // each
     through = through.to(tl.float32)
-    for first in tl.static_range(0, WIDTH, 4):
+    for group in tl.static_range(groups):
+        words = words_of_row(words_ptr, group, head, frame, frames, seen, column, inside, groups)
+        product_0 = through * position_of(words, 0, dtype)
+        product_1 = through * position_of(words, 1, dtype)
         # Sums by one reduction, since each waits for all warps.
-        sums = tl.reduce(
-            (
-                through * positions[first],
-                through * positions[min(first + 1, WIDTH - 1)],
-                through * positions[min(first + 2, WIDTH - 1)],
-                through * positions[min(first + 3, WIDTH - 1)],
-            ),
-            0,
-            _add_four,
-        )
-        for index in tl.static_range(min(WIDTH - first, 4)):
-            place = of_query_ptr + first + index
-            tl.store(place, sums[index].to(of_query_ptr.dtype.element_ty))
+        if each == 4:
+            product_2 = through * position_of(words, 2, dtype)
+            product_3 = through * position_of(words, 3, dtype)
+            sums = tl.reduce((product_0, product_1, product_2, product_3), 1, _add_four)
+        else:
+            sums = tl.reduce((product_0, product_1), 1, _add_two)
+        for index in tl.static_range(each):
+            if group * each + index < WIDTH:
+                place = of_query_ptrs + group * each + index
+                tl.store(place, sums[index].to(dtype), mask=is_there)
 
 
 @kernel("sequences", "heads", "frames", "turns")
@@ -133,16 +169,26 @@ class Positions(NamedTuple):
     """Scores by position, added to others.
 
     query_NTC: (N, T, H * P), of the dtype of the scores.
-    positions_HPR: the same dtype, contiguous.
+    words_HGR: int64, of `packed_positions`.
     """
 
     query_NTC: Tensor
-    positions_HPR: Tensor
+    words_HGR: Tensor
 
     @property
     def width(self) -> int:
         """P."""
-        return self.positions_HPR.size(1)
+        return self.query_NTC.size(-1) // self.words_HGR.size(0)
+
+
+def packed_positions(positions_HPR: Tensor) -> Tensor:
+    """The positions (H, P, R) as words (H, G, R), int64: four p of 16 bits each, or two of 32."""
+    each = 8 // positions_HPR.element_size()
+    if lacking := -positions_HPR.size(1) % each:
+        positions_HPR = functional.pad(positions_HPR, (0, 0, 0, lacking))
+    words_HGR4 = positions_HPR.unflatten(1, (-1, each)).movedim(2, -1).contiguous()
+    words_HGR: Tensor = words_HGR4.view(torch.int64).squeeze(-1)
+    return words_HGR
 
 
 def positions_gradient(of_scores_NHTS: Tensor, positions: Positions, dtype: torch.dtype) -> Tensor:

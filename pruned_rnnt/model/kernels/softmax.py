@@ -3,8 +3,8 @@
     weights[t, s] = softmax_s( scores[t, s] + by_position[t, s] )    over s not blocked
 
 Axes: N sequences, H heads, T frames, S frames attended to, P position width of a head. One program
-takes one row t of one head in some sequences, one after another, with its S columns in registers.
-`positions` has the scores by position.
+takes one row t of one head in BLOCK_N sequences, with its S columns in registers. `positions` has
+the scores by position.
 
 A CUDA graph can also carry a penalty on scores beyond a limit, which the device switches on and off
 (see `limit_scores` in `pruned_rnnt.model.zipformer.scores`): the forward kernel then stores the
@@ -21,17 +21,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import column_block, divide_up, kernel
+from pruned_rnnt.model.kernels.launch import column_block, divide_up, kernel, power_of_two
 from pruned_rnnt.model.kernels.positions import (
     Positions,
+    position_of,
     positions_gradient,
-    positions_of_row,
     store_of_query,
+    words_of_row,
 )
 from pruned_rnnt.model.kernels.rows import as_rows
 
-# The most sequences whose rows a program takes.
-_SEQUENCES = 8
+# The most sequences whose rows a program takes, forward and backward.
+_SEQUENCES, _SEQUENCES_BACKWARD = 4, 2
 # Rows of one program of the penalty.
 _ROWS = 16
 # Sides in a number of 32 bits.
@@ -39,20 +40,24 @@ _PACKED = 16
 
 
 @triton.jit
-def _own_row(heads, frames):
-    """The program's frame and head, its first sequence, and the step to its next sequence."""
+def _own_rows(sequences, heads, frames, seen, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr):
+    """The program's head, frame and sequences (N,), the columns (S,), and masks of these and of the
+    tile (N, S)."""
     # One axis: a grid may have only 65,535 programs along another.
     frame = (tl.program_id(0) % frames).to(tl.int64)
     head = tl.program_id(0) // frames % heads
-    first = tl.program_id(0) // frames // heads
-    return frame, head, first.to(tl.int64), tl.num_programs(0) // (frames * heads)
+    first = (tl.program_id(0) // frames // heads).to(tl.int64) * BLOCK_N
+    sequence = first + tl.arange(0, BLOCK_N)
+    column = tl.arange(0, BLOCK_S)
+    is_there, inside = sequence < sequences, column < seen
+    return head, frame, sequence, column, is_there, inside, is_there[:, None] & inside[None, :]
 
 
 @kernel("sequences", "heads", "frames")
 def _forward_kernel(
     scores_ptr,
     query_ptr,
-    positions_ptr,
+    words_ptr,
     blocked_ptr,
     switch_ptr,
     weights_ptr,
@@ -69,37 +74,47 @@ def _forward_kernel(
     WIDTH: tl.constexpr,
     HAS_SWITCH: tl.constexpr,
     PACKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    frame, head, first, step = _own_row(heads, frames)
-    column = tl.arange(0, BLOCK_S)
-    inside = column < seen
-    positions = positions_of_row(positions_ptr, head, frame, frames, seen, column, inside, WIDTH)
-    for sequence in range(first, sequences, step):
-        row = (sequence * heads + head) * frames + frame
-        score = tl.load(scores_ptr + row * seen + column, mask=inside, other=0.0).to(tl.float32)
-        for p in tl.static_range(WIDTH):
-            own = query_ptr + (sequence * frames + frame) * query_stride + head * WIDTH + p
-            score += tl.load(own).to(tl.float32) * positions[p]
-        # Two conditions, as HAS_SWITCH is a constant: without a switch, nothing is loaded.
-        if HAS_SWITCH:  # noqa: SIM102
-            if tl.load(switch_ptr) > 0.0:
-                # 1 above, 2 below.
-                side = (score > LIMIT).to(tl.int32) + 2 * (score < -LIMIT).to(tl.int32)
-                side = tl.reshape(tl.where(inside, side, 0), (BLOCK_S // PACKED, PACKED))
-                packed = tl.sum(side << (2 * tl.arange(0, PACKED))[None, :], axis=1)
-                word = tl.arange(0, BLOCK_S // PACKED)
-                most = (seen + PACKED - 1) // PACKED
-                tl.store(side_ptr + row * most + word, packed, mask=word < most)
-        blocked = tl.load(
-            blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
-        )
-        score = tl.where(blocked != 0, BLOCKED_SCORE, score)
-        score = tl.where(inside, score, float("-inf"))
-        exponential = tl.exp(score - tl.max(score, axis=0))
-        weight = exponential * (1.0 / tl.sum(exponential, axis=0))
-        place = weights_ptr + row * seen + column
-        tl.store(place, weight.to(weights_ptr.dtype.element_ty), mask=inside)
+    head, frame, sequence, column, is_there, inside, in_tile = _own_rows(
+        sequences, heads, frames, seen, BLOCK_N, BLOCK_S
+    )
+    row = (sequence * heads + head) * frames + frame
+    own = row[:, None] * seen + column[None, :]
+    score = tl.load(scores_ptr + own, mask=in_tile, other=0.0).to(tl.float32)
+    if WIDTH > 0:
+        dtype: tl.constexpr = query_ptr.dtype.element_ty
+        each: tl.constexpr = 64 // dtype.primitive_bitwidth
+        groups: tl.constexpr = (WIDTH + each - 1) // each
+        queries = query_ptr + (sequence * frames + frame) * query_stride + head * WIDTH
+        for group in tl.static_range(groups):
+            words = words_of_row(
+                words_ptr, group, head, frame, frames, seen, column, inside, groups
+            )
+            for index in tl.static_range(each):
+                if group * each + index < WIDTH:
+                    place = queries + group * each + index
+                    query = tl.load(place, mask=is_there, other=0.0).to(tl.float32)
+                    score += query[:, None] * position_of(words, index, dtype)
+    # Two conditions, as HAS_SWITCH is a constant: without a switch, nothing is loaded.
+    if HAS_SWITCH:  # noqa: SIM102
+        if tl.load(switch_ptr) > 0.0:
+            # 1 above, 2 below.
+            side = (score > LIMIT).to(tl.int32) + 2 * (score < -LIMIT).to(tl.int32)
+            side = tl.reshape(tl.where(in_tile, side, 0), (BLOCK_N, BLOCK_S // PACKED, PACKED))
+            packed = tl.sum(side << (2 * tl.arange(0, PACKED))[None, None, :], axis=2)
+            word = tl.arange(0, BLOCK_S // PACKED)[None, :]
+            most = (seen + PACKED - 1) // PACKED
+            sides = side_ptr + row[:, None] * most + word
+            tl.store(sides, packed, mask=is_there[:, None] & (word < most))
+    of_blocked = (sequence * blocked_n)[:, None] + frame * blocked_t + column[None, :]
+    blocked = tl.load(blocked_ptr + of_blocked, mask=in_tile, other=1)
+    score = tl.where(blocked != 0, BLOCKED_SCORE, score)
+    score = tl.where(inside[None, :], score, float("-inf"))
+    exponential = tl.exp(score - tl.max(score, axis=1)[:, None])
+    weight = exponential * (1.0 / tl.sum(exponential, axis=1))[:, None]
+    tl.store(weights_ptr + own, weight.to(weights_ptr.dtype.element_ty), mask=in_tile)
 
 
 @kernel("sequences", "heads", "frames")
@@ -108,7 +123,7 @@ def _backward_kernel(
     first_ptr,
     one_ptr,
     other_ptr,
-    positions_ptr,
+    words_ptr,
     blocked_ptr,
     of_scores_ptr,
     of_query_ptr,
@@ -121,31 +136,40 @@ def _backward_kernel(
     blocked_t,
     WIDTH: tl.constexpr,
     HAS_SIZES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    frame, head, first, step = _own_row(heads, frames)
-    column = tl.arange(0, BLOCK_S)
-    inside = column < seen
-    positions = positions_of_row(positions_ptr, head, frame, frames, seen, column, inside, WIDTH)
-    for sequence in range(first, sequences, step):
-        row = (sequence * heads + head) * frames + frame
-        own = row * seen + column
-        weight = tl.load(weights_ptr + own, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(one_ptr + own, mask=inside, other=0.0).to(tl.float32)
-        grad += tl.load(other_ptr + own, mask=inside, other=0.0).to(tl.float32)
-        of_first = first_ptr + (sequence * frames + frame) * seen + column
-        grad += tl.load(of_first, mask=inside & (head == 0), other=0.0).to(tl.float32)
-        blocked = tl.load(
-            blocked_ptr + sequence * blocked_n + frame * blocked_t + column, mask=inside, other=1
+    head, frame, sequence, column, is_there, inside, in_tile = _own_rows(
+        sequences, heads, frames, seen, BLOCK_N, BLOCK_S
+    )
+    row = (sequence * heads + head) * frames + frame
+    own = row[:, None] * seen + column[None, :]
+    weight = tl.load(weights_ptr + own, mask=in_tile, other=0.0).to(tl.float32)
+    grad = tl.load(one_ptr + own, mask=in_tile, other=0.0).to(tl.float32)
+    grad += tl.load(other_ptr + own, mask=in_tile, other=0.0).to(tl.float32)
+    of_first = first_ptr + ((sequence * frames + frame) * seen)[:, None] + column[None, :]
+    grad += tl.load(of_first, mask=in_tile & (head == 0), other=0.0).to(tl.float32)
+    of_blocked = (sequence * blocked_n)[:, None] + frame * blocked_t + column[None, :]
+    blocked = tl.load(blocked_ptr + of_blocked, mask=in_tile, other=1)
+    through = weight * (grad - tl.sum(weight * grad, axis=1)[:, None])
+    through = tl.where(blocked != 0, 0.0, through).to(of_scores_ptr.dtype.element_ty)
+    tl.store(of_scores_ptr + own, through, mask=in_tile)
+    if HAS_SIZES:
+        tl.store(sizes_ptr + row, tl.sum(tl.abs(through.to(tl.float32)), axis=1), mask=is_there)
+    if WIDTH > 0:
+        store_of_query(
+            of_query_ptr + ((sequence * frames + frame) * heads + head) * WIDTH,
+            is_there,
+            words_ptr,
+            through,
+            head,
+            frame,
+            frames,
+            seen,
+            column,
+            inside,
+            WIDTH,
         )
-        through = weight * (grad - tl.sum(weight * grad, axis=0))
-        through = tl.where(blocked != 0, 0.0, through).to(of_scores_ptr.dtype.element_ty)
-        tl.store(of_scores_ptr + own, through, mask=inside)
-        if HAS_SIZES:
-            tl.store(sizes_ptr + row, tl.sum(tl.abs(through.to(tl.float32)), axis=0))
-        if WIDTH > 0:
-            of_query = of_query_ptr + ((sequence * frames + frame) * heads + head) * WIDTH
-            store_of_query(of_query, positions, through, WIDTH)
 
 
 @kernel("rows", "frames", "heads")
@@ -153,7 +177,7 @@ def _penalty_kernel(
     side_ptr,
     switch_ptr,
     total_size_ptr,
-    positions_ptr,
+    words_ptr,
     of_scores_ptr,
     of_query_ptr,
     rows,
@@ -184,11 +208,20 @@ def _penalty_kernel(
                 if row < rows:
                     pair, frame = row // frames, row % frames
                     head = pair % heads
-                    positions = positions_of_row(
-                        positions_ptr, head, frame, frames, seen, column, inside, WIDTH
-                    )
                     of_query = of_query_ptr + (pair // heads * frames + frame) * heads * WIDTH
-                    store_of_query(of_query + head * WIDTH, positions, through, WIDTH)
+                    store_of_query(
+                        of_query + head * WIDTH + tl.arange(0, 1),
+                        True,
+                        words_ptr,
+                        through[None, :],
+                        head,
+                        frame,
+                        frames,
+                        seen,
+                        column,
+                        inside,
+                        WIDTH,
+                    )
 
 
 class Penalty(NamedTuple):
@@ -228,11 +261,12 @@ def masked_softmax(
     weights = torch.empty_like(scores_NHTS)
     block_s = column_block(seen)
     query = None if positions is None else as_rows(positions.query_NTC)
+    block_n = min(power_of_two(batch), _SEQUENCES)
     _forward_kernel(
-        (divide_up(batch, _SEQUENCES) * heads * frames,),
+        (divide_up(batch, block_n) * heads * frames,),
         scores_NHTS,
         None if query is None else query.tensor,
-        None if positions is None else positions.positions_HPR,
+        None if positions is None else positions.words_HGR,
         blocked.view(torch.uint8),
         None if penalty is None else penalty.switch,
         weights,
@@ -248,8 +282,9 @@ def masked_softmax(
         0 if positions is None else positions.width,
         penalty is not None,
         _PACKED,
+        block_n,
         block_s,
-        num_warps=_warps(block_s),
+        num_warps=_warps(block_n * block_s),
     )
     return weights
 
@@ -290,20 +325,21 @@ def masked_softmax_backward(
     """
     batch, heads, frames, seen = weights_NHTS.shape
     of_scores = torch.empty_like(weights_NHTS)
-    width, positions_HPR, of_query = 0, None, None
+    width, words, of_query = 0, None, None
     if positions is not None:
-        width, positions_HPR = positions.width, positions.positions_HPR
+        width, words = positions.width, positions.words_HGR
         of_query = positions.query_NTC.new_empty(positions.query_NTC.shape)
     rows = batch * heads * frames
     sizes = None
     if penalty is not None:
         sizes = weights_NHTS.new_empty((rows,), dtype=torch.float32)
     block_s = column_block(seen)
+    block_n = min(power_of_two(batch), _SEQUENCES_BACKWARD)
     _backward_kernel(
-        (divide_up(batch, _SEQUENCES) * heads * frames,),
+        (divide_up(batch, block_n) * heads * frames,),
         weights_NHTS,
         *grads,
-        positions_HPR,
+        words,
         blocked.view(torch.uint8),
         of_scores,
         of_query,
@@ -315,8 +351,9 @@ def masked_softmax_backward(
         *_blocked_strides(blocked),
         width,
         sizes is not None,
+        block_n,
         block_s,
-        num_warps=_warps(block_s),
+        num_warps=_warps(block_n * block_s),
     )
     if penalty is not None and sizes is not None:
         _penalty_kernel(
@@ -324,7 +361,7 @@ def masked_softmax_backward(
             penalty.sides,
             penalty.switch,
             sizes.sum(),
-            positions_HPR,
+            words,
             of_scores,
             of_query,
             rows,
@@ -349,5 +386,6 @@ def _blocked_strides(blocked: Tensor) -> tuple[int, int]:
     return sequences, frames
 
 
-def _warps(columns: int) -> int:
-    return max(min(columns // 512, 8), 1)
+def _warps(elements: int) -> int:
+    """Warps of a program: 32 elements for each thread."""
+    return max(min(elements // 1024, 8), 1)

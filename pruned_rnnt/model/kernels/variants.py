@@ -46,8 +46,6 @@ from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-# Ends the type of a pointer or integer that 16 divides.
-ALIGNED = ":16"
 # More threads wait for Python's lock.
 _MOST_THREADS = 16
 # Compilations that take longer have a progress bar or a line in the log.
@@ -126,9 +124,9 @@ def _image(jit: Any, key: tuple[Any, ...], target: GPUTarget) -> Image:
             signature[name] = "constexpr"
             constants[index,] = part
             continue
-        signature[name] = part.removesuffix(ALIGNED)
-        if part.endswith(ALIGNED):
-            attributes[index,] = [["tt.divisibility", 16]]
+        signature[name], _, divisor = part.partition(":")
+        if divisor:
+            attributes[index,] = [["tt.divisibility", int(divisor)]]
     source = ASTSource(jit, signature, constants, attributes)
     compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
     metadata = compiled.metadata

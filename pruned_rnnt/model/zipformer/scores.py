@@ -190,6 +190,7 @@ class _FusedSoftmax(torch.autograd.Function):
         blocked: Tensor,
         penalty_switch: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        from pruned_rnnt.model.kernels.positions import packed_positions
         from pruned_rnnt.model.kernels.softmax import Penalty, empty_sides
         from pruned_rnnt.model.kernels.softmax import masked_softmax as fused_softmax
 
@@ -198,18 +199,19 @@ class _FusedSoftmax(torch.autograd.Function):
             query = query.to(scores.dtype)
         if penalty_switch is not None:
             ctx.penalty = Penalty(penalty_switch, empty_sides(scores))
+        words = None
         if positions is not None:
             ctx.positions_dtype = positions.dtype
-            positions = positions.to(scores.dtype).contiguous()
+            words = packed_positions(positions.to(scores.dtype))
         weights = fused_softmax(
             scores.contiguous(),
-            _positions(query, positions),
+            _positions(query, words),
             blocked,
             blocked_score=_BLOCKED_SCORE,
             penalty=ctx.penalty,
             score_limit=_SCORE_LIMIT,
         )
-        ctx.save_for_backward(weights, blocked, query, positions)
+        ctx.save_for_backward(weights, blocked, query, words)
         return weights[:, 0], weights.view_as(weights), weights.view_as(weights)
 
     @staticmethod
@@ -219,10 +221,10 @@ class _FusedSoftmax(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         from pruned_rnnt.model.kernels.softmax import WeightsGradients, masked_softmax_backward
 
-        weights, blocked, query, positions = ctx.saved_tensors
+        weights, blocked, query, words = ctx.saved_tensors
         found = masked_softmax_backward(
             weights,
-            _positions(query, positions),
+            _positions(query, words),
             blocked,
             WeightsGradients(*(grad.contiguous() for grad in grads)),
             penalty=ctx.penalty,
@@ -231,8 +233,8 @@ class _FusedSoftmax(torch.autograd.Function):
         return found.scores_NHTS, found.query_NTC, found.positions_HPR, None, None
 
 
-def _positions(query: Tensor | None, positions: Tensor | None) -> Any:
+def _positions(query: Tensor | None, words: Tensor | None) -> Any:
     """The arguments of the fused kernels."""
     from pruned_rnnt.model.kernels.positions import Positions
 
-    return None if query is None or positions is None else Positions(query, positions)
+    return None if query is None or words is None else Positions(query, words)
