@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.launch import column_block, divide_up, kernel, power_of_two
+from pruned_rnnt.model.kernels.launch import column_block, divide_up, kernel
 from pruned_rnnt.model.kernels.positions import (
     Positions,
     position_of,
@@ -31,7 +31,8 @@ from pruned_rnnt.model.kernels.positions import (
 )
 from pruned_rnnt.model.kernels.rows import as_rows
 
-# The most sequences whose rows a program takes, forward and backward.
+# Sequences whose rows a program takes, forward and backward. Smaller batches leave some out: tiles
+# of their own would be more variants to compile.
 _SEQUENCES, _SEQUENCES_BACKWARD = 4, 2
 # Rows of one program of the penalty.
 _ROWS = 16
@@ -261,9 +262,8 @@ def masked_softmax(
     weights = torch.empty_like(scores_NHTS)
     block_s = column_block(seen)
     query = None if positions is None else as_rows(positions.query_NTC)
-    block_n = min(power_of_two(batch), _SEQUENCES)
     _forward_kernel(
-        (divide_up(batch, block_n) * heads * frames,),
+        (divide_up(batch, _SEQUENCES) * heads * frames,),
         scores_NHTS,
         None if query is None else query.tensor,
         None if positions is None else positions.words_HGR,
@@ -282,9 +282,9 @@ def masked_softmax(
         0 if positions is None else positions.width,
         penalty is not None,
         _PACKED,
-        block_n,
+        _SEQUENCES,
         block_s,
-        num_warps=_warps(block_n * block_s),
+        num_warps=_warps(_SEQUENCES * block_s),
     )
     return weights
 
@@ -334,9 +334,8 @@ def masked_softmax_backward(
     if penalty is not None:
         sizes = weights_NHTS.new_empty((rows,), dtype=torch.float32)
     block_s = column_block(seen)
-    block_n = min(power_of_two(batch), _SEQUENCES_BACKWARD)
     _backward_kernel(
-        (divide_up(batch, block_n) * heads * frames,),
+        (divide_up(batch, _SEQUENCES_BACKWARD) * heads * frames,),
         weights_NHTS,
         *grads,
         words,
@@ -351,9 +350,9 @@ def masked_softmax_backward(
         *_blocked_strides(blocked),
         width,
         sizes is not None,
-        block_n,
+        _SEQUENCES_BACKWARD,
         block_s,
-        num_warps=_warps(block_n * block_s),
+        num_warps=_warps(_SEQUENCES_BACKWARD * block_s),
     )
     if penalty is not None and sizes is not None:
         _penalty_kernel(
