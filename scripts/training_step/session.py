@@ -143,7 +143,7 @@ class Session:
         overrides: `section.key=value` of the experiment.
         lengths: of each batch.
         folder: an empty folder for the files of the run.
-        at_step: the number of steps that the trainer counts as done before.
+        at_step: the number of steps that the trainer counts as done before, all with these batches.
         ranks: processes that train together; default: this process alone.
         loader: of batches, which raises `RunOver` at its end; default: random ones for `run`.
     """
