@@ -96,9 +96,12 @@ def test_checkpoints_keep_the_shapes_of_batches(corpus: Path, tmp_path: Path) ->
     assert task.state_dict() == {}
     graphs: Any = SimpleNamespace(shapes=TrainingShapes(6))
     task.model.encoder_graphs = graphs
-    graphs.shapes.shape_of(9, 400, step=0)
+    for _ in range(2):  # of which the second would have a finer shape
+        graphs.shapes.shape_of(33, 1637)
     torch.save(task.state_dict(), tmp_path / "state.pt")
     saved = graphs.shapes.state_dict()
+    assert saved["used"]
+    assert saved["saved"]
     graphs.shapes = TrainingShapes(6)
     task.load_state_dict({})
     assert graphs.shapes.state_dict() != saved
