@@ -199,12 +199,14 @@ def count(config: ExperimentConfig, scan: Scan, utterances: int | None) -> Count
 def graphs_needed(trials: DryRun, steps: int, seconds: float) -> int:
     """How many CUDA graphs a training captures in so many steps.
 
-    In its first `_SIZES` batches, or as many of them as the sampler draws in `seconds`.
+    In its first `_SIZES` batches, or as many of them as the sampler draws in `seconds`. The model
+    then pads batches as after them.
     """
     model = trials.task.model
     if model.encoder_graphs is None:
         return 0
     shapes = TrainingShapes(model.encoder.receptive_field - 1)
+    model.encoder_graphs.shapes = shapes
     found = set()
     accumulate = trials.config.train.accumulate
     batches = min(steps * accumulate, _SIZES)
@@ -233,6 +235,7 @@ class _Measurement:
 
     def measure(self, seconds: float) -> Measured:
         trials = self.trials
+        needed = graphs_needed(trials, self.counts.steps, seconds)
         reset_peak(trials.device)
         begun = time.perf_counter()
         warm_up = min(_WARM_UP[trials.device.type], self.counts.steps)
@@ -256,7 +259,7 @@ class _Measurement:
         views = trials.config.loss.views
         of_a_step = self.mean_frames * self.config.accumulate / (views * frames / steps)
         per_step = spent / steps * of_a_step
-        captures = self._captures_after(captured, seconds)
+        captures = self._captures_after(captured, needed)
         validation, checkpoint = self._validate(), self._save()
         return Measured(
             seconds_per_step=per_step,
@@ -302,13 +305,14 @@ class _Measurement:
         graphs = self.trials.task.model.encoder_graphs
         return Captures(0, 0.0) if graphs is None else graphs.captures
 
-    def _captures_after(self, earlier: Captures, limit: float) -> Captures:
+    def _captures_after(self, earlier: Captures, needed: int) -> Captures:
         """What a training captures after the first steps, if captures take as long as here.
 
-        Counted in at most `limit` seconds.
+        Args:
+            needed: of the whole training.
         """
         number, seconds = self._captures()
-        more = max(0, graphs_needed(self.trials, self.counts.steps, limit) - earlier.number)
+        more = max(0, needed - earlier.number)
         if number > earlier.number:  # the first ones take longer
             number, seconds = number - earlier.number, seconds - earlier.seconds
         return Captures(more, more * seconds / max(number, 1))
