@@ -43,8 +43,8 @@ class TrainConfig:
     fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
         compile them for the device; `off` with plain torch.
     cuda_graphs: `auto` launches the encoder's passes as CUDA graphs, which frees the GPU from
-        waiting for the host; a graph is captured when a batch has a new shape. `off` launches each
-        kernel by itself.
+        waiting for the host; batches are padded to few shapes, for each of which graphs are
+        captured. `off` launches each kernel by itself.
     shard: `optimiser` divides the optimiser among the processes: each has the moments, summed
         gradients and averages of a part of the parameters, which it updates and sends to the
         others. `none` keeps all of them in every process. Results and checkpoints are the same.
