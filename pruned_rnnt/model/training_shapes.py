@@ -1,16 +1,16 @@
-"""The shapes to which a training pads its batches: few at first, finer where that pays.
+"""Chooses the padded shape of each training batch, so that few CUDA graphs are captured.
 
-A shape is captured when it first occurs, which takes as long as several replays of it. So a batch
-is padded to a shape that is in use, if one holds it, even if a finer one would hold it with less
-padding. What the finer one would have saved is noted, and it comes into use when its savings reach
-the price of a capture:
+Capturing the graphs of a new shape takes about as long as eight replays. So a batch is padded to an
+earlier shape that is large enough, even if a smaller shape would need less padding. The compute
+that the smaller shape would have saved is added up over the batches; the shape is captured once
+these savings reach the cost of a capture:
 
-    batch 33 x 1637    in use 36 x 1672    finer 33 x 1640, saves 0.11 steps of its size
-                                           in use after 73 such batches
+    batch 33 x 1637    earlier shape 36 x 1672    smaller shape 33 x 1640 saves 0.112 of its steps,
+                                                  and is captured with the 72nd such batch
 
-So the captures of a short training cost little, those of a long one are soon repaid, and batches of
-very different sizes, such as small ones or those of joined utterances (`data.joining`), do not
-capture at every other step.
+A short training then spends little time on captures, a long one soon earns them back, and batches
+of very different sizes, such as small ones or those of joined utterances (`data.joining`), do not
+cause a capture at every other step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FRAME_STEP = 16
 # At most 1/32 of the frames or utterances of a fine shape is padding, if they are many, and 1/8 of
 # a coarse one.
 _FINE, _COARSE = 32, 8
-# A shape in use holds a batch if its size is at most this times that of the batch's coarse shape.
+# The largest shape to which a batch is padded, relative to the size of its coarse shape.
 _LARGEST = 1.5
 # A capture takes the host as long as so many steps take the GPU.
 _CAPTURE_STEPS = 8.0
@@ -45,16 +45,36 @@ class TrainingShapes:
 
     def __init__(self, more: int) -> None:
         self._more = more
+        # Shapes to which batches were padded, and the newest of them.
         self._used: set[Shape] = set()
-        # Of each shape that is not in use: how many steps of its size it would have saved.
+        self._newest: Shape | None = None
+        # Of other shapes: how many steps of its size each would have saved.
         self._saved: dict[Shape, float] = {}
 
     def shape_of(self, utterances: int, frames: int) -> Shape:
         """The padded numbers of utterances and of feature frames of the next batch.
 
-        No shape is larger than the coarse shape of some batch, so a dry run that has tried the
-        largest coarse shape has seen the most memory.
+        No shape is larger than the coarse shape of some batch, so the encoder takes the most memory
+        for the largest coarse shape.
         """
+        self._newest = self._choose(utterances, frames)
+        self._used.add(self._newest)
+        return self._newest
+
+    def drop_newest(self) -> None:
+        """Pad no further batch to the newest shape, unless it is that batch's coarse shape.
+
+        For a batch that ran out of memory: smaller ones would do so at its shape, too.
+        """
+        if self._newest is not None:
+            self._used.discard(self._newest)
+
+    def clear(self) -> None:
+        """Begin as a new training."""
+        self._used.clear()
+        self._saved.clear()
+
+    def _choose(self, utterances: int, frames: int) -> Shape:
         coarse = self._padded(utterances, frames, _COARSE)
         holding = [
             shape
@@ -64,7 +84,6 @@ class TrainingShapes:
             and _size(shape) <= _LARGEST * _size(coarse)
         ]
         if not holding:
-            self._used.add(coarse)
             return coarse
         smallest = min(holding, key=lambda shape: (_size(shape), shape))
         for steps in (_COARSE, _FINE):
@@ -73,7 +92,6 @@ class TrainingShapes:
                 continue
             saved = self._saved.pop(shape, 0.0) + _size(smallest) / _size(shape) - 1.0
             if saved >= _CAPTURE_STEPS and len(self._used) < MOST_SHAPES:
-                self._used.add(shape)
                 return shape
             self._saved[shape] = saved
         return smallest

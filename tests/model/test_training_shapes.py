@@ -84,6 +84,22 @@ def test_a_resumed_training_pads_as_one_that_was_not_interrupted(stop: int) -> N
     assert found + padded(resumed, batches[stop:]) == expected
 
 
+def test_a_shape_that_ran_out_of_memory_holds_no_smaller_batch() -> None:
+    shapes = TrainingShapes(6)
+    failed = shapes.shape_of(64, 1600)
+    shapes.drop_newest()
+    assert shapes.shape_of(48, 1600) == TrainingShapes(6).shape_of(48, 1600) != failed
+    assert shapes.shape_of(64, 1600) == failed
+
+
+def test_cleared_shapes_are_those_of_a_new_training() -> None:
+    batches = batches_from_buckets(3000)
+    shapes = TrainingShapes(6)
+    padded(shapes, batches_of_all_sizes(500))
+    shapes.clear()
+    assert padded(shapes, batches) == padded(TrainingShapes(6), batches)
+
+
 def test_checkpoints_of_earlier_versions_have_the_shapes_in_use() -> None:
     shapes = TrainingShapes(6)
     shapes.load_state_dict({"steps": 32, "is_start": False, "seen": [(34, 1638)]})

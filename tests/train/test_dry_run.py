@@ -7,6 +7,7 @@ import math
 import platform
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from pruned_rnnt.data.input.batch import Batch
 from pruned_rnnt.data.input.data_config import AugmentationConfig
 from pruned_rnnt.model.kernels import available
 from pruned_rnnt.model.speech_model import ModelLosses
+from pruned_rnnt.model.training_shapes import TrainingShapes
 from pruned_rnnt.system.usage_errors import UsageError
 from pruned_rnnt.train.engine.memory import OUT_OF_MEMORY
 from pruned_rnnt.train.tasks import dry_run
@@ -97,6 +99,26 @@ def test_a_skipped_step_does_not_end_a_trial(
     trial = trials.try_batch(sampled)
     assert not trial.fits
     assert trial.problem == f"{OUT_OF_MEMORY}: 1 GiB"
+
+
+def test_a_trial_is_not_padded_to_the_shape_of_a_larger_one(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = DryRun(tiny_experiment(corpus, tmp_path / "run", "data.max_duration=6"))
+    sampled = trials.scan(6.0, limit=1).largest["padded frames"]
+    shapes = TrainingShapes(6)
+    padded: list[tuple[int, int]] = []
+
+    def step(batches: list[Any], step: int) -> SimpleNamespace:
+        padded.append(shapes.shape_of(*batches[0]))
+        return SimpleNamespace(report=lambda: SimpleNamespace(problem=""))
+
+    graphs: Any = SimpleNamespace(shapes=shapes)
+    trials.task.model.encoder_graphs = graphs
+    monkeypatch.setattr(trials, "_drawn", lambda sampled: [(64, 1600), (48, 1600)])
+    monkeypatch.setattr(trials, "stepper", step)
+    trials.try_batch(sampled)
+    assert padded[-1] == TrainingShapes(6).shape_of(48, 1600) != padded[0]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")

@@ -109,6 +109,18 @@ def test_checkpoints_keep_the_shapes_of_batches(corpus: Path, tmp_path: Path) ->
     assert graphs.shapes.state_dict() == saved
 
 
+def test_a_step_out_of_memory_drops_the_shape_of_its_batch(corpus: Path, tmp_path: Path) -> None:
+    task = SpeechTask(tiny_experiment(corpus, tmp_path), Ranks(), torch.device("cpu"))
+    task.release_memory()
+    cleared: list[bool] = []
+    graphs: Any = SimpleNamespace(shapes=TrainingShapes(6), clear=lambda: cleared.append(True))
+    task.model.encoder_graphs = graphs
+    failed = graphs.shapes.shape_of(64, 1600)
+    task.release_memory()
+    assert cleared == [True]
+    assert graphs.shapes.shape_of(48, 1600) < failed
+
+
 @pytest.mark.parametrize("kind", ["full", "pruned"])
 def test_many_chunk_sizes_with_the_full_loss_have_a_warning(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str

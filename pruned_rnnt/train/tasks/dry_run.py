@@ -206,6 +206,8 @@ class DryRun:
         problem, fits, seconds, used = "", True, math.nan, 0
         for batch in self._drawn(sampled):
             release_memory()
+            if (graphs := self.task.model.encoder_graphs) is not None:
+                graphs.shapes.clear()  # those of larger batches would hold this one
             reset_peak(self.device)
             try:
                 for _ in range(_PASSES):

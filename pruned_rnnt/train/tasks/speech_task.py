@@ -301,8 +301,9 @@ class SpeechTask(TaskDefaults):
         log.text("valid/samples", step, samples_as_markdown(report.samples))
 
     def release_memory(self) -> None:
-        if self.model.encoder_graphs is not None:
-            self.model.encoder_graphs.clear()
+        if (graphs := self.model.encoder_graphs) is not None:
+            graphs.clear()
+            graphs.shapes.drop_newest()
 
     def notes(self) -> list[str]:
         device = next(self.model.parameters()).device
