@@ -31,6 +31,7 @@ from pruned_rnnt.model.kernels.launch import column_block, kernel
 from pruned_rnnt.model.kernels.rows import as_rows, own_tile, row_tiles
 
 _HEADS_TILE, _TILE = 1024, 2048
+# Rows of products in half precision have multiples of it.
 _ALIGNED = 8
 
 

@@ -31,9 +31,9 @@ from pruned_rnnt.model.kernels.positions import (
 )
 from pruned_rnnt.model.kernels.rows import as_rows
 
-# Sequences whose rows a program takes, forward and backward. Smaller batches leave some out: tiles
-# of their own would be more variants to compile.
-_SEQUENCES, _SEQUENCES_BACKWARD = 4, 2
+# Sequences whose rows a program takes, forward and backward, unless rows have more columns. In
+# smaller batches some rows are masked: tiles of their own would be more variants to compile.
+_SEQUENCES, _SEQUENCES_BACKWARD, _FEW_COLUMNS = 4, 2, 2048
 # Rows of one program of the penalty.
 _ROWS = 16
 # Sides in a number of 32 bits.
@@ -261,9 +261,10 @@ def masked_softmax(
     batch, heads, frames, seen = scores_NHTS.shape
     weights = torch.empty_like(scores_NHTS)
     block_s = column_block(seen)
+    block_n = _sequences(block_s, _SEQUENCES)
     query = None if positions is None else as_rows(positions.query_NTC)
     _forward_kernel(
-        (divide_up(batch, _SEQUENCES) * heads * frames,),
+        (divide_up(batch, block_n) * heads * frames,),
         scores_NHTS,
         None if query is None else query.tensor,
         None if positions is None else positions.words_HGR,
@@ -282,9 +283,9 @@ def masked_softmax(
         0 if positions is None else positions.width,
         penalty is not None,
         _PACKED,
-        _SEQUENCES,
+        block_n,
         block_s,
-        num_warps=_warps(_SEQUENCES * block_s),
+        num_warps=_warps(block_n * block_s),
     )
     return weights
 
@@ -334,8 +335,9 @@ def masked_softmax_backward(
     if penalty is not None:
         sizes = weights_NHTS.new_empty((rows,), dtype=torch.float32)
     block_s = column_block(seen)
+    block_n = _sequences(block_s, _SEQUENCES_BACKWARD)
     _backward_kernel(
-        (divide_up(batch, _SEQUENCES_BACKWARD) * heads * frames,),
+        (divide_up(batch, block_n) * heads * frames,),
         weights_NHTS,
         *grads,
         words,
@@ -350,9 +352,9 @@ def masked_softmax_backward(
         *_blocked_strides(blocked),
         width,
         sizes is not None,
-        _SEQUENCES_BACKWARD,
+        block_n,
         block_s,
-        num_warps=_warps(_SEQUENCES_BACKWARD * block_s),
+        num_warps=_warps(block_n * block_s),
     )
     if penalty is not None and sizes is not None:
         _penalty_kernel(
@@ -383,6 +385,11 @@ def _blocked_strides(blocked: Tensor) -> tuple[int, int]:
     """Elements between sequences and between frames; 0 along an axis of one element."""
     sequences, frames = (blocked.stride(axis) if blocked.size(axis) > 1 else 0 for axis in (0, 2))
     return sequences, frames
+
+
+def _sequences(columns: int, most: int) -> int:
+    """Sequences of a program: one if a row alone needs the registers."""
+    return most if columns <= _FEW_COLUMNS else 1
 
 
 def _warps(elements: int) -> int:

@@ -50,7 +50,7 @@ _BLOCK, _ROWS = 64, 128
 _SHARED_BYTES_OF_FLOATS = 2**17
 # Elements of a program of `reduce`, the parts that it adds at a time, and elements of `apply`.
 _REDUCED, _ADDED, _APPLIED = 512, 4, 4096
-# Numbers of programs of `reduce` that a program adds at a time.
+# Sums of programs that a later kernel adds at a time.
 _SUMMED = 1024
 _PROGRAMS = 528
 _TINY = 1e-20
@@ -344,11 +344,12 @@ def _apply_kernel(
     turns,
     strength,
     TINY: tl.constexpr,
+    SUMMED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     if (tl.load(active_ptr) > 0.0) & (tl.load(over_ptr) != 0):
-        of_grad = tl.sqrt(_sum_of(grad_squares_ptr, programs, 1024))
-        factor = strength * of_grad / (tl.sqrt(_sum_of(push_squares_ptr, programs, 1024)) + TINY)
+        of_grad = tl.sqrt(_sum_of(grad_squares_ptr, programs, SUMMED))
+        factor = strength * of_grad / (tl.sqrt(_sum_of(push_squares_ptr, programs, SUMMED)) + TINY)
         for turn in range(turns):
             tile = turn * tl.num_programs(0) + tl.program_id(0)
             place = tile.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -450,5 +451,6 @@ def whiten_gradient(
         divide_up(tiles, shared),
         strength,
         _TINY,
+        _SUMMED,
         _APPLIED,
     )

@@ -170,7 +170,9 @@ class ZipformerLayer(nn.Module):
     ) -> tuple[Tensor, LayerState | None]:
         past: tuple[Tensor | None, ...] = (None,) * 6 if state is None else state
         # `in_NTE` is x in the dtype of autocast, as the modules use it.
-        x_NTE, of_middle_NTE, of_end_NTE, in_NTE, in_copy_NTE = begin_stream(x_NTE, 3, 2)
+        x_NTE, of_middle_NTE, of_end_NTE, in_NTE, in_copy_NTE = begin_stream(
+            x_NTE, streams=3, readers=2
+        )
         weights, keys = self.self_attn_weights(in_NTE, frames, past[0])
         x_NTE, in_NTE = add_branch(x_NTE, self.feed_forward1(in_copy_NTE, masks.hidden1))
 
