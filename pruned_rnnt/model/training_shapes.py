@@ -86,12 +86,14 @@ class TrainingShapes:
         if not holding:
             return coarse
         smallest = min(holding, key=lambda shape: (_size(shape), shape))
+        if len(self._used) >= MOST_SHAPES:
+            return smallest
         for steps in (_COARSE, _FINE):
             shape = self._padded(utterances, frames, steps)
             if _size(shape) >= _size(smallest):
                 continue
             saved = self._saved.pop(shape, 0.0) + _size(smallest) / _size(shape) - 1.0
-            if saved >= _CAPTURE_STEPS and len(self._used) < MOST_SHAPES:
+            if saved >= _CAPTURE_STEPS:
                 return shape
             self._saved[shape] = saved
         return smallest
