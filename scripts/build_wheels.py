@@ -41,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
         tools = new_environment(work / "build", *_BUILD_TOOLS, *_WHEEL_TOOLS)
         torch = options.torch_headers
         if torch is None:
-            run(tools, "-m", "pip", "install", "--quiet", f"torch=={options.torch[0]}", "numpy")
+            needed = [f"torch=={options.torch[0]}", "numpy"]
+            # With CUDA, the build compiles the encoders' kernels, too.
+            run(tools, "-m", "pip", "install", "--quiet", *needed, *["triton"] * options.cuda)
             torch = torch_folder(tools)
         sdist = build_sdist(tools, output)
         wheel = build_wheel(tools, sdist, output, work / "raw", torch, cuda=options.cuda)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pruned_rnnt.model.kernels.target import on_gpu
 from pruned_rnnt.model.shape_steps import round_up
 
 
@@ -79,4 +80,4 @@ def channels_last(x_NCTF: Tensor) -> Tensor:
 
 def should_avoid_cudnn_replanning(x: Tensor) -> bool:
     """True if cuDNN would re-plan convolutions for x's shape (CUDA, not under torch.compile)."""
-    return x.is_cuda and not torch.compiler.is_compiling()
+    return on_gpu(x) and not torch.compiler.is_compiling()

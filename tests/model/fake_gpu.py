@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pruned_rnnt.model.kernels import available, binary, launch, variants
+from pruned_rnnt.model.kernels import available, binary, launch, prebuilt, variants
 
 _INVALID_IMAGE = 200
 
@@ -61,6 +61,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, cache: Path) -> FakeGpu:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(variants, "counts", variants.Counts())
+    monkeypatch.setattr(prebuilt, "library_folders", list)
+    prebuilt._archives.cache_clear()
     monkeypatch.setattr(available, "_is_reachable", lambda x: True)
     monkeypatch.setattr(available, "_obstacle", lambda: "")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))

@@ -63,35 +63,24 @@ def launch() -> None:
     swoosh.swoosh_forward(torch.zeros(8), None, CONSTANTS, torch.float32)
 
 
-class Names:
-    """Collects the variants that are called, and compiles none."""
-
-    def __init__(self) -> None:
-        self.found: set[Any] = set()
-
-    def add(self, kernel: Any, key: Any) -> None:
-        self.found.add((kernel, key))
-
-
 def variants_of(
     config: Any,
     frames: int,
-    monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype = torch.bfloat16,
 ) -> set[Any]:
     """The variants of a training pass."""
-    names = Names()
-    monkeypatch.setattr(variants, "collector", names)
     encoder = Zipformer(config).train()
     assert encoder.clock is not None
     encoder.clock.recorder = Recorder(torch.device("cpu"))
     features = torch.zeros((2, frames, config.num_mel_bins))
     enabled = dtype != torch.float32
-    with torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False):
+    with (
+        variants.listed() as names,
+        torch.autocast("cpu", dtype, enabled=enabled, cache_enabled=False),
+    ):
         encoded, _ = encoder(features, torch.full((2,), frames))
-    parameters = list(encoder.parameters())
-    torch.autograd.grad(encoded, parameters, torch.zeros_like(encoded), allow_unused=True)
-    monkeypatch.setattr(variants, "collector", None)
+        parameters = list(encoder.parameters())
+        torch.autograd.grad(encoded, parameters, torch.zeros_like(encoded), allow_unused=True)
     return names.found
 
 
@@ -100,8 +89,8 @@ def test_layers_of_similar_widths_share_their_variants(
 ) -> None:
     wide = dataclasses.replace(TINY, **WIDTHS[0])
     wider = dataclasses.replace(TINY, **WIDTHS[1])
-    one = variants_of(wide, 64, monkeypatch)
-    other = variants_of(wider, 64, monkeypatch)
+    one = variants_of(wide, 64)
+    other = variants_of(wider, 64)
     assert len(one) > 30
     assert one == other
 
@@ -113,8 +102,8 @@ def test_all_variants_fit_in_the_shared_memory_of_small_gpus(
     """In float32, those of an A10, an L4 or a GeForce RTX 30 to 50, and of a T4."""
     gpu.shared_bytes = shared_bytes
     target = variants._target(0)
-    found = variants_of(TINY, 64, monkeypatch, torch.float32)
-    most = max(variants._image(kernel.jit, key, target).shared_bytes for kernel, key in found)
+    found = variants_of(TINY, 64, torch.float32)
+    most = max(variants.compiled_image(*variant, target).shared_bytes for variant in found)
     assert 2**14 < most <= shared_bytes
 
 
@@ -122,12 +111,12 @@ def test_a_kernel_that_needs_more_shared_memory_is_named(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu.shared_bytes = 0
-    compile_image = variants._image
+    compile_image = variants.compiled_image
 
     def large(*arguments: Any) -> Any:
         return compile_image(*arguments)._replace(shared_bytes=200_000)
 
-    monkeypatch.setattr(variants, "_image", large)
+    monkeypatch.setattr(variants, "compiled_image", large)
     with pytest.raises(RuntimeError, match=r"_swoosh_kernel needs 200000 .* GPU has 0"):
         launch()
     assert variants.counts.compiled == 1
@@ -144,7 +133,7 @@ def test_variants_are_compiled_together_and_not_launched(
         stream.add(x, x, None, None)
     assert gpu.launched == []
     assert sorted(gpu.loaded) == ["_add_kernel", "_swoosh_kernel"]
-    assert "fused kernels: 2 compiled, 0 loaded" in caplog.text
+    assert "fused kernels: 2 compiled, 0 installed with the package, 0 loaded" in caplog.text
     launch()
     stream.add(x, x, None, None)
     assert gpu.launched == ["_swoosh_kernel", "_add_kernel"]
@@ -154,7 +143,7 @@ def test_variants_are_compiled_together_and_not_launched(
     caplog.clear()
     with variants.compiled_together(DEVICE):
         launch()
-    assert "fused kernels: 0 compiled, 1 loaded" in caplog.text
+    assert "fused kernels: 0 compiled, 0 installed with the package, 1 loaded" in caplog.text
 
 
 def test_launches_pass_addresses_and_numbers(gpu: FakeGpu) -> None:
@@ -243,10 +232,11 @@ def test_other_processes_wait_for_the_one_that_compiles(gpu: FakeGpu, tmp_path: 
 def test_the_optimiser_compiles_what_it_launches(gpu: FakeGpu, grows: bool) -> None:
     parameters = [torch.zeros(size) for size in (5, 12, 7)]
     passes = FusedPasses(parameters)
-    passes._compile()
+    with variants.compiled_together(DEVICE):
+        passes.call_usual_kernels()
     assert gpu.launched == []
     compiled = variants.counts.compiled
-    assert compiled == 4
+    assert compiled == 6
     numbers = torch.zeros(24)
     passes.start(Condition(torch.tensor(True)))
     passes.value_gradients(torch.ones(()))

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from pruned_rnnt.system.device import wait_for_triton
+from pruned_rnnt.model.kernels.target import is_absent
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 from pruned_rnnt.system.switched_kernels import ENCODERS, why_switched
 
@@ -30,7 +30,7 @@ def use_kernels(*tensors: Tensor) -> bool:
     for x in tensors:  # a generator would take the host twice as long
         if not _is_reachable(x) or x.dtype not in _DTYPES or x.numel() == 0:
             return False
-    return not _obstacle()
+    return is_absent() or not _obstacle()
 
 
 def train_with_kernels(*tensors: Tensor) -> bool:
@@ -51,7 +51,7 @@ def use_own_function(*tensors: Tensor, differentiable: bool = True) -> bool:
 
 def _is_reachable(x: Tensor) -> bool:
     if _INTERPRETED or not x.is_cuda:
-        return _INTERPRETED
+        return _INTERPRETED or is_absent()
     # Kernels are launched on the current device, whatever the device of the tensors.
     if x.device.index == torch._C._cuda_getDevice():
         return True
@@ -97,12 +97,8 @@ def _obstacle() -> str:
         return _warned("Triton is not installed: run pip install triton")
     if reason := why_switched(ENCODERS, "cpu" if _INTERPRETED else "cuda"):
         return reason  # a warning has said so
-    wait_for_triton()
     try:
-        from pruned_rnnt.model.kernels.swoosh import swoosh_forward
-
-        device = "cpu" if _INTERPRETED else "cuda"
-        swoosh_forward(torch.zeros(1, device=device), None, (4.0, 0.035, 0.08), torch.float32)
+        call_first_kernel(torch.device("cpu" if _INTERPRETED else "cuda"))
     # Triton compiles a kernel at its first call, which needs a writable folder.
     except Exception as error:
         if is_out_of_memory(error):
@@ -110,6 +106,13 @@ def _obstacle() -> str:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         return _warned(f"the first kernel fails ({text[:200]})")
     return ""
+
+
+def call_first_kernel(device: torch.device) -> None:
+    """Call a kernel, which shows whether Triton works."""
+    from pruned_rnnt.model.kernels.swoosh import swoosh_forward
+
+    swoosh_forward(torch.zeros(1, device=device), None, (4.0, 0.035, 0.08), torch.float32)
 
 
 def _warned(reason: str) -> str:

@@ -82,11 +82,11 @@ class Kernel:
             self.jit[grid](*arguments)
             return
         parts, values = self.bind(arguments)
+        if variants.collector is not None:
+            variants.collector.add(self, num_warps, parts)
+            return
         device = torch._C._cuda_getDevice()
         key = (device, num_warps, *parts)
-        if variants.collector is not None:
-            variants.collector.add(self, key)
-            return
         binary = self.compiled.get(key)
         if binary is None:
             binary = self.compiled[key] = variants.compile_variant(self.jit, key)

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -40,8 +40,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from pruned_rnnt.model.kernels import prebuilt
 from pruned_rnnt.model.kernels.binary import Binary, Image, TooLargeError
 from pruned_rnnt.system.console import progress_bar
+from pruned_rnnt.system.device import wait_for_triton
 from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -63,24 +65,28 @@ _repair_lock = threading.RLock()
 
 
 class Counts:
-    """How many variants this process has compiled, and loaded from Triton's cache."""
+    """How many variants this process has compiled, loaded from Triton's cache, and taken from the
+    files of `prebuilt`."""
 
     def __init__(self) -> None:
         self.compiled = 0
         self.loaded = 0
+        self.prebuilt = 0
         self._lock = threading.Lock()
 
-    def add(self, *, is_loaded: bool) -> None:
+    def add(self, *, compiled: int = 0, loaded: int = 0, prebuilt: int = 0) -> None:
         with self._lock:
-            self.loaded += is_loaded
-            self.compiled += not is_loaded
+            self.compiled += compiled
+            self.loaded += loaded
+            self.prebuilt += prebuilt
 
 
 counts = Counts()
 
 
 def _listen(**facts: Any) -> None:
-    counts.add(is_loaded=facts["cache_hit"])
+    is_loaded = facts["cache_hit"]
+    counts.add(loaded=is_loaded, compiled=not is_loaded)
     if _other_listener is not None:
         _other_listener(**facts)
 
@@ -96,16 +102,17 @@ def compile_variant(jit: Any, key: tuple[Any, ...]) -> Binary:
         jit: Triton's function.
         key: device, number of warps, and `Bound.parts`.
     """
-    target = _target(key[0])
+    device, num_warps, *parts = key
+    target = _target(device)
     try:
-        return Binary(_image(jit, key, target))
+        return Binary(find_image(jit, num_warps, parts, target))
     except TooLargeError:
         raise
     except Exception as error:
         if is_out_of_memory(error):
             raise
         with repaired(error):
-            return Binary(_image(jit, key, target))
+            return Binary(find_image(jit, num_warps, parts, target))
 
 
 def _target(device: int) -> GPUTarget:
@@ -113,9 +120,19 @@ def _target(device: int) -> GPUTarget:
     return GPUTarget("cuda", 10 * major + minor, 32)
 
 
-def _image(jit: Any, key: tuple[Any, ...], target: GPUTarget) -> Image:
-    """The variant of a kernel from Triton's cache, or else from its compiler; needs no GPU."""
-    _, num_warps, *parts = key
+def find_image(jit: Any, num_warps: int, parts: Sequence[Any], target: GPUTarget) -> Image:
+    """A variant that was compiled in advance or is in Triton's cache, or else from its compiler."""
+    if not triton.knobs.compilation.always_compile:
+        found = prebuilt.image(jit, num_warps, parts, target.arch)
+        if found is not None:
+            counts.add(prebuilt=1)
+            return found
+    return compiled_image(jit, num_warps, parts, target)
+
+
+def compiled_image(jit: Any, num_warps: int, parts: Sequence[Any], target: GPUTarget) -> Image:
+    """A variant from Triton's cache, or else from its compiler; needs no GPU."""
+    wait_for_triton()
     signature: dict[str, str] = {}
     constants: dict[tuple[int], Any] = {}
     attributes: dict[tuple[int], Any] = {}
@@ -142,15 +159,18 @@ class Collector:
 
     def __init__(self, device: int) -> None:
         self.futures: dict[Any, Future[Image]] = {}
-        self._target = _target(device)
+        self._device, self._target = device, _target(device)
         threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compile")
 
-    def add(self, kernel: Any, key: tuple[Any, ...]) -> None:
+    def add(self, kernel: Any, num_warps: int, parts: Sequence[Any]) -> None:
         """Start to compile a variant, if it is new."""
+        key = (self._device, num_warps, *parts)
         if key in kernel.compiled or (kernel, key) in self.futures:
             return
-        self.futures[kernel, key] = self._pool.submit(_image, kernel.jit, key, self._target)
+        self.futures[kernel, key] = self._pool.submit(
+            find_image, kernel.jit, num_warps, parts, self._target
+        )
 
     def finish(self, started: float) -> None:
         """Wait for all variants. One that fails is compiled, and fails, again when launched."""
@@ -186,7 +206,34 @@ def _wait_visibly(futures: list[Future[Any]]) -> None:
                 return
 
 
-collector: Collector | None = None
+class Names:
+    """Notes the variants of the kernels that are called, and launches none.
+
+    Attributes:
+        found: Triton's function, number of warps, and parts (see `launch.Bound`).
+    """
+
+    def __init__(self) -> None:
+        self.found: set[tuple[Any, int, tuple[Any, ...]]] = set()
+
+    def add(self, kernel: Any, num_warps: int, parts: Sequence[Any]) -> None:
+        self.found.add((kernel.jit, num_warps, tuple(parts)))
+
+
+collector: Collector | Names | None = None
+
+
+@contextmanager
+def listed() -> Iterator[Names]:
+    """Kernels called within the context are noted, neither compiled nor launched."""
+    global collector
+    if collector is not None:
+        raise RuntimeError("kernels are already being collected")
+    collector = names = Names()
+    try:
+        yield names
+    finally:
+        collector = None
 
 
 @contextmanager
@@ -200,7 +247,7 @@ def compiled_together(device: torch.device) -> Iterator[None]:
     if collector is not None:
         raise RuntimeError("kernels are already being collected")
     started = time.monotonic()
-    compiled, loaded = counts.compiled, counts.loaded
+    before = counts.compiled, counts.prebuilt, counts.loaded
     index = torch.cuda.current_device() if device.index is None else device.index
     with one_process_compiles():
         found = collector = Collector(index)
@@ -213,10 +260,13 @@ def compiled_together(device: torch.device) -> Iterator[None]:
             collector = None
         found.finish(started)
     if found.futures:
+        now = counts.compiled, counts.prebuilt, counts.loaded
+        compiled, installed, loaded = (a - b for a, b in zip(now, before, strict=True))
         logger.info(
-            "fused kernels: %d compiled, %d loaded from %s, %.1f s",
-            counts.compiled - compiled,
-            counts.loaded - loaded,
+            "fused kernels: %d compiled, %d installed with the package, %d loaded from %s, %.1f s",
+            compiled,
+            installed,
+            loaded,
             cache_folder(),
             time.monotonic() - started,
         )

@@ -40,9 +40,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pruned_rnnt.model.kernels.binary import most_shared_bytes
 from pruned_rnnt.model.kernels.launch import INTERPRETED, divide_up, kernel
 from pruned_rnnt.model.kernels.rows import Rows, as_rows
+from pruned_rnnt.model.kernels.target import shared_bytes
 
 # Elements of a tile in one direction, and rows of one of `push` in half precision.
 _BLOCK, _ROWS = 64, 128
@@ -183,8 +183,7 @@ def _block(x: Tensor) -> int:
     """Rows and channels of a tile of x: what fits in the shared memory of the GPU."""
     if x.dtype != torch.float32 or INTERPRETED:
         return _BLOCK
-    is_small = most_shared_bytes(torch._C._cuda_getDevice()) < _SHARED_BYTES_OF_FLOATS
-    return _BLOCK // 2 if is_small else _BLOCK
+    return _BLOCK // 2 if shared_bytes() < _SHARED_BYTES_OF_FLOATS else _BLOCK
 
 
 def _scatter_matrices(

@@ -24,6 +24,7 @@ from pruned_rnnt.model.joined_frames import (
     should_avoid_cudnn_replanning,
 )
 from pruned_rnnt.model.kernels.available import use_kernels, use_own_function
+from pruned_rnnt.model.kernels.target import on_gpu
 from pruned_rnnt.model.linear import Linear, linear, linear_again
 from pruned_rnnt.model.recomputed import recomputed
 from pruned_rnnt.model.subsampling_convolutions import (
@@ -253,7 +254,7 @@ class ConvNeXt(nn.Module):
         """pointwise(SwooshL(pointwise(x)))."""
         first, second = self.pointwise_conv1, self.pointwise_conv2
         # The CPU's convolutions of one frame and bin copy all maps.
-        as_linear = use_own_function(x_NCTF) if x_NCTF.is_cuda else not torch.is_grad_enabled()
+        as_linear = use_own_function(x_NCTF) if on_gpu(x_NCTF) else not torch.is_grad_enabled()
         if not as_linear or torch.compiler.is_compiling():
             return second(self.activation(self.hidden_balancer(first(x_NCTF))))  # type: ignore[no-any-return]
         # As linear layers over frames and bins: the activation is one pass, and is not stored for

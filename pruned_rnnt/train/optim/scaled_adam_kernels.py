@@ -18,7 +18,7 @@ Axes: P parameters, B blocks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 
 import torch
 import triton.language as tl
@@ -73,7 +73,7 @@ def _reduce_kernel(sums_ptr, first_ptr, out_ptr, parameters, BLOCK: tl.constexpr
     tl.store(out_ptr + which * parameters + parameter, tl.sum(total, axis=0))
 
 
-@kernel()
+@kernel("rms_ptr", "growth_ptr", "factor_ptr", "applies_ptr", "settings_ptr")
 def _update_kernel(
     values_ptr,
     gradients_ptr,
@@ -143,32 +143,33 @@ class FusedPasses:
         self._factor: Tensor | None = None
         self._places: tuple[Tensor, ...] = ()
         if self._device.type == "cuda":
-            self._compile()
+            with compiled_together(self._device):
+                self.call_usual_kernels()
 
-    def _compile(self) -> None:
-        """Compile the usual variants together: with clipping, and with and without growth."""
+    def call_usual_kernels(self) -> None:
+        """Call the usual variants, with numbers that mean nothing, where they are collected and not
+        launched: with and without growth, and before and after clipping has seen enough steps."""
         numbers = torch.empty(1, device=self._device)
         places = (self._first_P, self._first_P, self._owners_B, self._starts_B, self.sizes_P)
         flag = torch.empty(1, dtype=torch.uint8, device=self._device)
-        with compiled_together(self._device):
-            _sums_kernel((1,), *places, numbers, _BLOCK, num_warps=_WARPS)
-            _reduce_kernel((1,), numbers, self._first_P, numbers, self.sizes_P.numel(), _REDUCED)
-            for growth in (None, numbers):
-                _update_kernel(
-                    (1,),
-                    *places,
-                    self._offsets_P,
-                    *[numbers] * 3,
-                    growth,
-                    numbers,
-                    flag,
-                    numbers,
-                    growth is not None,
-                    True,
-                    True,
-                    _BLOCK,
-                    num_warps=_WARPS,
-                )
+        _sums_kernel((1,), *places, numbers, _BLOCK, num_warps=_WARPS)
+        _reduce_kernel((1,), numbers, self._first_P, numbers, self.sizes_P.numel(), _REDUCED)
+        for growth, factor in product((None, numbers), repeat=2):
+            _update_kernel(
+                (1,),
+                *places,
+                self._offsets_P,
+                *[numbers] * 3,
+                growth,
+                factor,
+                flag,
+                numbers,
+                growth is not None,
+                factor is not None,
+                True,
+                _BLOCK,
+                num_warps=_WARPS,
+            )
 
     def _table(self, numbers: Sequence[int]) -> Tensor:
         table = torch.tensor(numbers, dtype=torch.int64, pin_memory=self._device.type == "cuda")

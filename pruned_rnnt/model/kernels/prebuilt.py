@@ -1,0 +1,144 @@
+"""Variants of kernels that were compiled in advance, one file for each compute capability.
+
+`scripts/compile_kernels.py` writes the files, and csrc/CMakeLists.txt installs them beside the
+native libraries:
+
+    lib/encoder_kernels_90.zip
+        index.json      {"triton": version, "sources": {module: digest},
+                         "variants": {variant: function, types, shared bytes, threads, file}}
+        0.cubin, 1.cubin, ...
+
+A variant whose source has changed since is not used, but compiled like one that is missing. Machine
+code depends neither on the driver nor on the version of Triton that is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import sys
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pruned_rnnt.model.kernels.binary import Image
+from pruned_rnnt.ops.common.native import library_folders
+
+logger = logging.getLogger(__name__)
+
+_INDEX = "index.json"
+
+
+class Archive:
+    """The variants in a file.
+
+    Raises:
+        OSError, ValueError, KeyError, zipfile.BadZipFile: it cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = zipfile.ZipFile(path)
+        index = json.loads(self._file.read(_INDEX))
+        self._sources: dict[str, str] = index["sources"]
+        self._variants: dict[str, dict[str, Any]] = index["variants"]
+
+    def image(self, jit: Any, num_warps: int, parts: Sequence[Any]) -> Image | None:
+        """A variant; None if it is missing, damaged, or of other sources."""
+        found = self._variants.get(_name(jit, num_warps, parts))
+        if found is None or self._sources[jit.fn.__module__] != _source_digest(jit.fn.__module__):
+            return None
+        try:
+            cubin = self._file.read(found["file"])
+        except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            logger.warning("%s cannot be read, so kernels are compiled: %s", self._path, error)
+            return None
+        return Image(
+            name=found["function"],
+            cubin=cubin,
+            types=tuple(found["types"]),
+            shared_bytes=found["shared_bytes"],
+            threads=found["threads"],
+        )
+
+
+def image(jit: Any, num_warps: int, parts: Sequence[Any], capability: int) -> Image | None:
+    """A variant for GPUs of a compute capability (90 for 9.0), if it was compiled in advance.
+
+    Args:
+        jit: Triton's function.
+        parts: see `launch.Bound`.
+    """
+    for each in _archives(capability):
+        if (found := each.image(jit, num_warps, parts)) is not None:
+            return found
+    return None
+
+
+@cache
+def _archives(capability: int) -> list[Archive]:
+    # 8.6 to 8.9 also run the machine code for 8.0; Triton's for later ones runs on one alone.
+    usable = dict.fromkeys([capability, 80] if capability // 10 == 8 else [capability])
+    archives = []
+    for path in (folder / file_name(each) for each in usable for folder in library_folders()):
+        if not path.is_file():
+            continue
+        try:
+            archives.append(Archive(path))
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+            logger.warning("%s cannot be read, so kernels are compiled: %s", path, error)
+    return archives
+
+
+def file_name(capability: int) -> str:
+    return f"encoder_kernels_{capability}.zip"
+
+
+def write(
+    path: Path, images: Mapping[tuple[Any, int, tuple[Any, ...]], Image], triton_version: str
+) -> None:
+    """Write an archive.
+
+    Args:
+        images: by Triton's function, number of warps and parts.
+    """
+    modules = sorted({jit.fn.__module__ for jit, *_ in images})
+    files: dict[bytes, str] = {}
+    variants = {}
+    for (jit, num_warps, parts), each in images.items():
+        variants[_name(jit, num_warps, parts)] = {
+            "function": each.name,
+            "types": each.types,
+            "shared_bytes": each.shared_bytes,
+            "threads": each.threads,
+            "file": files.setdefault(each.cubin, f"{len(files)}.cubin"),
+        }
+    index = {
+        "triton": triton_version,
+        "sources": {module: _source_digest(module) for module in modules},
+        "variants": variants,
+    }
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        archive.writestr(_INDEX, json.dumps(index))
+        for cubin, name in files.items():
+            archive.writestr(name, cubin)
+
+
+def _name(jit: Any, num_warps: int, parts: Sequence[Any]) -> str:
+    return f"{jit.fn.__module__}.{jit.__name__} {num_warps} {list(parts)}"
+
+
+@cache
+def _source_digest(module: str) -> str:
+    """Of a module with kernels and of this folder, which has all functions that kernels share."""
+    file = sys.modules[module].__file__
+    assert file is not None
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    digest = hashlib.sha256()
+    for path in (Path(file), *sources):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
