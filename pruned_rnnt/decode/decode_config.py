@@ -79,9 +79,9 @@ class DecodeConfig:
     fused_kernels: `auto` computes the encoder's elementwise parts with fused kernels if Triton can
         compile them for the device; `off` with plain torch. Results differ by rounding. Validations
         of a training use train.fused_kernels.
-    cuda_graphs: `auto` replays the encoder's passes over small batches on a GPU as CUDA graphs;
-        shapes that occur several times are captured. `off` launches each kernel by itself. Results
-        differ by rounding. Validations of a training use train.cuda_graphs.
+    cuda_graphs: `auto` replays the encoder's passes on a GPU as CUDA graphs, except over very large
+        batches; shapes that occur several times are captured. `off` launches each kernel by itself.
+        Results differ by rounding. Validations of a training use train.cuda_graphs.
     batch_seconds: of audio that transcription decodes together, with padding: segments of long
         audio and of several recordings. null: 600 to 3840 on a GPU, by its memory, and on a CPU
         each segment by itself.

@@ -1,9 +1,8 @@
-"""Inference passes of an encoder as CUDA graphs, for batches that the host takes longest to launch.
+"""Inference passes of an encoder as CUDA graphs, which the host launches at once.
 
-A pass of a large Zipformer is a thousand kernels. With little audio in a batch, or in the chunks
-of a step of streams, a GPU computes them faster than the host launches them. Batches are padded to
-few shapes, and streams to few numbers of rows; a shape that occurs several times is captured, and
-then replayed by one launch. Larger batches keep the GPU busy anyway and run without graphs.
+A pass of a large Zipformer is a thousand kernels. Unless the batch is very large, a GPU computes
+them faster than the host launches them. Batches are padded to few shapes, and streams to few
+numbers of rows; a shape that occurs several times is captured, and then replayed by one launch.
 
 All graphs take their memory from one pool, because only one runs at a time, and share the buffers
 of input, output and the state of streams, from and to which these are copied.
@@ -30,8 +29,11 @@ from pruned_rnnt.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-# Feature frames of a batch, with padding: a GPU needs longer for more than the host.
-MOST_FRAMES = 150_000
+# Feature frames of a batch, with padding. For more, a GPU takes longer to compute the pass than any
+# host to launch it.
+MOST_FRAMES = 500_000
+# The graph of a larger batch is captured only if there is room for its memory.
+_SMALL_FRAMES = 150_000
 # More streams keep a GPU busy without a graph, and their states would need more memory twice.
 _MOST_ROWS = 256
 # The least recently used graph is dropped first. Utterances of up to 30 s have 60 to 90 shapes, but
@@ -169,11 +171,12 @@ class InferenceGraphs(FrequentGraphs[_Pass]):
         batch, frames, _ = features_NTF.shape
         shape = graph_padding(encoder.receptive_field).shape_of(features_NTF)
         found = None
-        if encoder.receptive_field <= frames and shape[0] * shape[1] <= MOST_FRAMES:
+        is_usable = encoder.receptive_field <= frames and shape[0] * shape[1] <= MOST_FRAMES
+        if is_usable and self._has_room(shape[0] * shape[1], features_NTF.device):
             key = shape, encoder.chunking
             found = self.find(encoder, key, lambda memory: _captured_pass(memory, shape, encoder))
         if found is None:
-            return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
+            return self._without_graph(encoder, features_NTF, feature_lengths)
         # The rows beyond the batch are zeros with all frames; no row depends on another one.
         found.features_NTF[:, frames:].zero_()
         found.features_NTF[batch:, :frames].zero_()
@@ -182,6 +185,26 @@ class InferenceGraphs(FrequentGraphs[_Pass]):
         found.lengths_N[:batch].copy_(feature_lengths)
         found.graph.replay()
         return found.encoded_NTE[:batch].clone(), encoder.output_lengths(feature_lengths)
+
+    def _has_room(self, frames: int, device: torch.device) -> bool:
+        """True if a graph of so many feature frames may be captured or replayed. The largest one
+        has as much memory as a pass without a graph, besides the memory of such passes."""
+        largest = max((p.features_NTF.shape[:2].numel() for p in self._graphs.values()), default=0)
+        if device.type != "cuda" or frames <= max(largest, _SMALL_FRAMES):
+            return True
+        return torch.cuda.mem_get_info(device)[0] >= torch.cuda.memory_reserved(device)
+
+    def _without_graph(
+        self, encoder: Encoder, features_NTF: Tensor, feature_lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Without any graph, and their memory, if the memory is too small otherwise."""
+        try:
+            return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            if not (is_out_of_memory(error) and self._graphs):
+                raise
+            self._give_up(error)
+        return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
 
 
 def _captured_pass(memory: GraphMemory, shape: tuple[int, int, int], encoder: Encoder) -> _Pass:

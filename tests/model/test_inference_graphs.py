@@ -128,6 +128,55 @@ def test_graphs_are_dropped_when_any_parameter_is_moved_or_replaced(
     assert captured == ["shape", "shape"]
 
 
+def test_large_graphs_need_as_much_free_memory_as_the_process_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device = torch.device("cuda", 0)
+    free = {"bytes": 0}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["bytes"], 2**40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2**30)
+    graphs = InferenceGraphs()
+    small = inference_graphs._SMALL_FRAMES
+    assert graphs._has_room(small, device)
+    assert not graphs._has_room(2 * small, device)
+    free["bytes"] = 2**30
+    assert graphs._has_room(2 * small, device)
+    free["bytes"] = 0
+    large = torch.empty((4, small), device="meta").unsqueeze(2)
+    graphs._graphs["large"] = inference_graphs._Pass(None, large, large, large)  # type: ignore[arg-type]
+    assert graphs._has_room(4 * small, device)
+    assert not graphs._has_room(4 * small + 1, device)
+
+
+def test_a_pass_out_of_memory_runs_again_without_the_memory_of_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    model = tiny_model(tiny_conformer()).eval()
+    graphs, passes = InferenceGraphs(), []
+    features_NTF = torch.zeros(1, 64, model.config.encoder.num_mel_bins)
+    lengths_N = torch.tensor([64])
+
+    def out_of_memory(module: torch.nn.Module, inputs: object) -> None:
+        passes.append(len(graphs._graphs))
+        if graphs._graphs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.encoder.register_forward_pre_hook(out_of_memory)
+    graphs._graphs["other"] = None  # type: ignore[assignment]
+    encoded_NTE, _ = graphs._without_graph(model.encoder, features_NTF, lengths_N)
+    assert torch.equal(encoded_NTE, model.encoder(features_NTF, lengths_N)[0])
+    assert passes == [1, 0, 0]
+    monkeypatch.setattr(graphs, "_graphs", {})
+    model.encoder.register_forward_pre_hook(lambda *_: raise_out_of_memory())
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs._without_graph(model.encoder, features_NTF, lengths_N)
+
+
+def raise_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_replays_equal_eager_passes(
