@@ -120,7 +120,7 @@ def test_whiteners_of_small_and_large_gpus_equal_the_formula(
 ) -> None:
     """In float32, whose tiles have 32 or 64 rows and channels by the GPU's shared memory."""
     kernels = pytest.importorskip("pruned_rnnt.model.kernels.whiten")
-    monkeypatch.setattr(kernels, "most_shared_bytes", lambda device: shared_bytes)
+    monkeypatch.setattr(kernels, "shared_bytes", lambda: shared_bytes)
     monkeypatch.setattr(Clock, "bernoulli", lambda clock, probability: True)
     torch.manual_seed(0)
     x = (torch.randn(150, 200) @ torch.randn(200, 200) + 5.0).double().requires_grad_()
