@@ -18,6 +18,7 @@ from pruned_rnnt.decode.decode_config import DecodeConfig
 from pruned_rnnt.decode.encode import choose_passes, set_chunks
 from pruned_rnnt.export import model_file
 from pruned_rnnt.export.model_file import ModelFile
+from pruned_rnnt.model.kernels import prebuilt
 from pruned_rnnt.model.language_model import LanguageModel
 from pruned_rnnt.model.speech_model import SpeechModel
 from pruned_rnnt.pretrained.found_model import FoundModel, NoModelError, find_model
@@ -59,7 +60,7 @@ def load(
     if found.kind == "onnx":
         return _load_onnx(found, device, settings, segments)
     device = _device(device)
-    start_device(device)
+    start_device(device, compiles=not prebuilt.is_installed())
     parts, decode = _load_torch(found, settings, device)
     model = parts.model.to(device)
     choose_passes(decode, model)

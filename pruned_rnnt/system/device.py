@@ -15,20 +15,23 @@ logger = logging.getLogger(__name__)
 _triton_reader: Thread | None = None
 
 
-def start_device(device: torch.device) -> Thread | None:
+def start_device(device: torch.device, *, compiles: bool) -> Thread | None:
     """The thread that starts a CUDA device, while this one imports libraries and reads a model.
 
     The first matrix product and convolution of a process create the device's context and load
     cuBLAS and cuDNN, which takes longer than a second, mostly outside of Python's lock. None for
-    other devices. An error in it is only logged: whoever uses the device gets it again. Beside it,
-    another thread lets Triton hash its files, hundreds of MB, as it does before its first kernel.
+    other devices. An error in it is only logged: whoever uses the device gets it again.
+
+    Args:
+        compiles: whether kernels may have to be compiled. Another thread then lets Triton hash its
+            files, hundreds of MB, as it does before the first one.
     """
     global _triton_reader
     if device.type != "cuda":
         return None
     thread = Thread(target=_start, args=(device,), name="device start", daemon=True)
     thread.start()
-    if _triton_reader is None:
+    if compiles and _triton_reader is None:
         _triton_reader = Thread(target=_read_triton, name="read Triton", daemon=True)
         _triton_reader.start()
     return thread

@@ -19,6 +19,7 @@ from pruned_rnnt.config.written import as_override, to_yaml
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
 from pruned_rnnt.decode.encode import set_chunks
 from pruned_rnnt.model.build_model import build_model, fitted_model
+from pruned_rnnt.model.kernels import prebuilt
 from pruned_rnnt.model.lora import add_adapters, merge_adapters
 from pruned_rnnt.model.saved_file import NewerFileError, UnusableFileError
 from pruned_rnnt.model.speech_model import SpeechModel
@@ -164,7 +165,7 @@ def load_model(config: ExperimentConfig) -> LoadedModel:
         ValueError: the encoder cannot use decode.chunk or decode.left.
     """
     device = pick_device(config.train)
-    start_device(device)
+    start_device(device, compiles=not prebuilt.is_installed())
     path, name, values = _read_checkpoint(config.folder, config.decode.checkpoint)
     try:
         saved = from_dict(ExperimentConfig, values["config"])

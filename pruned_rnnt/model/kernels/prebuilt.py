@@ -79,6 +79,11 @@ def image(jit: Any, num_warps: int, parts: Sequence[Any], capability: int) -> Im
     return None
 
 
+def is_installed() -> bool:
+    """True if there are kernels for some GPUs; CUDA need not have started."""
+    return any(any(folder.glob(file_name("*"))) for folder in library_folders())
+
+
 @cache
 def _archives(capability: int) -> list[Archive]:
     # 8.6 to 8.9 also run the machine code for 8.0; Triton's for later ones runs on one alone.
@@ -94,7 +99,7 @@ def _archives(capability: int) -> list[Archive]:
     return archives
 
 
-def file_name(capability: int) -> str:
+def file_name(capability: int | str) -> str:
     return f"encoder_kernels_{capability}.zip"
 
 

@@ -16,6 +16,7 @@ from pruned_rnnt import backend_summary
 from pruned_rnnt.config.load import ConfigError, to_dict
 from pruned_rnnt.config.written import to_yaml
 from pruned_rnnt.data.input.worker_signals import WorkerDiedError
+from pruned_rnnt.model.kernels import prebuilt
 from pruned_rnnt.model.kernels.available import set_mode
 from pruned_rnnt.run.folder import RunFolder, require_writable
 from pruned_rnnt.system.device import start_device
@@ -110,7 +111,7 @@ class Trainer:
         # All processes start from the same parameters, but drop out different units.
         seed_everything(config.train.seed)
         device = pick_device(config.train, self.ranks.local_rank)
-        start_device(device)
+        start_device(device, compiles=not prebuilt.is_installed())
         self.task = make_task(config, self.ranks, device)
         self.task.check_files(self.folder)
         self.model = self.task.model
