@@ -121,8 +121,11 @@ class EncoderGraphs:
         self._graphs.move_to_end((key, self._conditions()))
         captured.fill(features_NTF, feature_lengths)
         self._recorder.refresh(captured.program)
+        # A loss needs memory for all frames: so many, however large the shape is.
+        most = min(self.shapes.most_frames(frames), shape[1])
+        count = int(encoder.output_lengths(torch.tensor(most)))
         encoded_NTE: Tensor = _Replay.apply(  # type: ignore[no-untyped-call]
-            self._anchor, self, captured, features_NTF.size(0)
+            self._anchor, self, captured, batch, count
         )
         return encoded_NTE, encoder.output_lengths(feature_lengths)
 
@@ -306,24 +309,30 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, graphs: EncoderGraphs, captured: CapturedPasses, batch: int
+        ctx: Any,
+        anchor: Tensor,
+        graphs: EncoderGraphs,
+        captured: CapturedPasses,
+        batch: int,
+        frames: int,
     ) -> Tensor:
         ctx.graphs, ctx.captured, ctx.number = graphs, captured, graphs.start_pass()
         captured.forward.replay()
-        return captured.encoded_NTE[:batch]
+        return captured.encoded_NTE[:batch, :frames]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad_NTE: Tensor) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, grad_NTE: Tensor) -> tuple[None, None, None, None, None]:
         ctx.graphs.check_newest(ctx.number)
         captured: CapturedPasses = ctx.captured
-        batch = grad_NTE.size(0)
-        captured.grad_NTE[:batch].copy_(grad_NTE)
+        batch, frames, _ = grad_NTE.shape
+        captured.grad_NTE[:batch, :frames].copy_(grad_NTE)
+        captured.grad_NTE[:batch, frames:].zero_()
         captured.grad_NTE[batch:].zero_()
         ctx.graphs.gradients.start_backward()
         captured.backward.replay()
         ctx.graphs.gradients.tell_replay()
-        return None, None, None, None
+        return None, None, None, None, None
 
 
 def graph_obstacle(encoder: Encoder) -> str:

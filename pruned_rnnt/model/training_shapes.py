@@ -61,6 +61,10 @@ class TrainingShapes:
         self._used.add(self._newest)
         return self._newest
 
+    def most_frames(self, frames: int) -> int:
+        """The feature frames to which a batch is padded where no shape is used yet."""
+        return BatchPadding(_FRAME_STEP, _COARSE, self._more).frames_of(frames)
+
     def drop_newest(self) -> None:
         """Pad no further batch to the newest shape, unless it is that batch's coarse shape.
 

@@ -24,7 +24,7 @@ from pruned_rnnt.model.zipformer.schedule import Clock, Recorder
 from pruned_rnnt.model.zipformer.scores import ByPosition, limit_scores, masked_softmax
 from pruned_rnnt.model.zipformer.whiten import Whiten
 from tests.model.zipformer_tiny import CAUSAL, TINY
-from tests.tiny_models import tiny_fastconformer
+from tests.tiny_models import tiny_conformer, tiny_fastconformer
 
 pytestmark = pytest.mark.gpu
 
@@ -175,6 +175,24 @@ def test_padded_batches_have_the_output_of_their_utterances() -> None:
     for value, reference in zip(graphed[::2], plain, strict=True):
         assert (value - reference).norm() <= 1e-4 * reference.norm()
     assert all(gradient.isfinite().all() and gradient.any() for gradient in graphed[1::2])
+
+
+def test_a_batch_at_a_larger_shape_has_the_frames_of_its_own_one() -> None:
+    torch.manual_seed(0)
+    encoder = Conformer(tiny_conformer(dropout=0.0)).cuda().train()
+    lengths = [[640, 500], [480, 470]]
+    plain = passes(copy.deepcopy(encoder), False, lengths, torch.float32)
+    graphed = passes(encoder, True, lengths, torch.float32)
+    for value, reference in zip(graphed, plain, strict=True):
+        assert (value - reference).norm() <= 1e-4 * reference.norm()
+    graphs, frames = EncoderGraphs(encoder), []
+    for each in lengths:
+        features, counts = batch(each, encoder.config.num_mel_bins, 0)
+        encoded, _ = graphs(features, counts)
+        encoded.sum().backward()
+        frames.append(encoded.size(1))
+    assert graphs.captures.number == 1
+    assert frames[0] > frames[1] >= int(encoder.output_lengths(torch.tensor(480)))
 
 
 def test_a_batch_has_a_finer_shape_once_that_repays_its_capture() -> None:

@@ -41,6 +41,13 @@ def test_shapes_hold_their_batches(batches_of: Callable[[int], list[Batch]]) -> 
         assert size(shape) <= 1.5 * (batch[0] * 9 / 8 + 1) * (batch[1] * 9 / 8 + 22)
 
 
+def test_a_batch_has_the_most_frames_where_no_shape_is_used() -> None:
+    for utterances, frames in batches_of_all_sizes(200):
+        assert TrainingShapes(6).shape_of(utterances, frames)[1] == TrainingShapes(6).most_frames(
+            frames
+        )
+
+
 def test_batches_from_buckets_get_fine_shapes_in_the_end() -> None:
     batches = batches_from_buckets(20000)
     found = padded(TrainingShapes(6), batches)
