@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 
 from pruned_rnnt.model.conformer import ConformerConfig
 from pruned_rnnt.model.encoder import Encoder
@@ -126,8 +126,15 @@ def listed(capability: int) -> list[Variant]:
 _work: list[Variant] = []
 
 
-def compiled(place: int, capability: int) -> Image:
-    return variants.compiled_image(*_work[place], GPUTarget("cuda", capability, 32))
+def compiled(place: int, capability: int) -> Image | None:
+    """A variant; None, and a line that says why, if it cannot be compiled."""
+    jit, num_warps, parts = _work[place]
+    try:
+        return variants.compiled_image(jit, num_warps, parts, GPUTarget("cuda", capability, 32))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"{jit.__name__} {parts} for {capability}: {reason}", file=sys.stderr, flush=True)
+        return None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -136,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--capabilities", nargs="+", type=int, required=True, metavar="N", choices=SHARED_BYTES
     )
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), metavar="N")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.processes)
     for capability in options.capabilities:
@@ -147,9 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The list and Triton's functions are there in processes that are forked.
         with ProcessPoolExecutor(options.processes, get_context("fork")) as pool:
             found = pool.map(partial(compiled, capability=capability), range(len(_work)))
-            images = dict(zip(_work, found, strict=True))
+            images = {
+                variant: image
+                for variant, image in zip(_work, found, strict=True)
+                if image is not None
+            }
         path = options.folder / prebuilt.file_name(capability)
-        prebuilt.write(path, images, triton.__version__)
+        prebuilt.write(path, images, toolkit=get_ptxas(capability).version)
         seconds = time.monotonic() - started
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB, {seconds:.0f} s", flush=True)
 

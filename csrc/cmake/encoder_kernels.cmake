@@ -9,11 +9,12 @@ function(add_encoder_kernels architectures torch_dir destination note)
     set(${note} "not built: no Python found" PARENT_SCOPE)
     return()
   endif()
-  # torch and Triton may be installed beside an environment that is isolated from them.
+  # torch and Triton may be installed beside an environment that is isolated from them. pip isolates
+  # by a module on its PYTHONPATH, which removes them from the path.
   cmake_path(GET torch_dir PARENT_PATH packages)
   cmake_path(GET CMAKE_CURRENT_SOURCE_DIR PARENT_PATH root)
-  set(python "${CMAKE_COMMAND}" -E env "PYTHONPATH=${root}:${packages}:$ENV{PYTHONPATH}"
-      "${Python_EXECUTABLE}")
+  set(python "${CMAKE_COMMAND}" -E env "PYTHONPATH=${root}:${packages}"
+      "TRITON_CACHE_DIR=${CMAKE_CURRENT_BINARY_DIR}/triton" "${Python_EXECUTABLE}")
   execute_process(COMMAND ${python} -c "import numpy, torch, triton" RESULT_VARIABLE failed
                   OUTPUT_QUIET ERROR_QUIET)
   if(failed)

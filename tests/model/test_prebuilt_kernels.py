@@ -61,14 +61,14 @@ def launch_swoosh() -> None:
     swoosh.swoosh_forward(torch.zeros(8), None, CONSTANTS, torch.float32)
 
 
-def write_swoosh(folder: Path) -> Path:
+def write_swoosh(folder: Path, toolkit: str = "12.8") -> Path:
     """A file with the variant of `launch_swoosh` alone; which Triton's cache does not have."""
     with target.chosen_for(90), variants.listed() as names:
         launch_swoosh()
     (variant,) = names.found
     image = variants.compiled_image(*variant, variants.GPUTarget("cuda", 90, 32))
     path = folder / FILE
-    prebuilt.write(path, {variant: image}, "3.6.0")
+    prebuilt.write(path, {variant: image}, toolkit)
     forget_all()
     for entry in (folder / "cache").iterdir():
         entry.rename(folder / f"old-{entry.name}")
@@ -145,6 +145,37 @@ def test_damaged_machine_code_is_compiled_again(
     launch_swoosh()
     assert counted() == (0, 1, 0)
     assert "cannot be read, so kernels are compiled" in caplog.text
+
+
+def test_an_older_driver_uses_no_file(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 12_090, raising=False)
+    path = write_swoosh(tmp_path, toolkit="13.1")
+    launch_swoosh()
+    assert counted() == (0, 1, 0)
+    assert (
+        f"{path} is not used, so kernels are compiled: it was compiled with CUDA 13.1"
+        in caplog.text
+    )
+
+
+def test_a_kernel_that_cannot_be_loaded_is_compiled_and_others_not_tried(
+    gpu: FakeGpu, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_swoosh(tmp_path)
+    with zipfile.ZipFile(path) as file:
+        index = file.read("index.json")
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("index.json", index)
+        file.writestr("0.cubin", b"no machine code")
+    launch_swoosh()
+    assert gpu.launched == ["_swoosh_kernel"]
+    assert counted() == (1, 1, 0)
+    assert "kernels are compiled, since one of the package cannot be loaded" in caplog.text
+    forget(swoosh._swoosh_kernel)
+    launch_swoosh()
+    assert counted() == (1, 1, 1)
 
 
 def test_other_gpus_do_not_use_the_file(

@@ -4,12 +4,13 @@
 native libraries:
 
     lib/encoder_kernels_90.zip
-        index.json      {"triton": version, "sources": {module: digest},
+        index.json      {"toolkit": version, "sources": {module: digest},
                          "variants": {variant: function, types, shared bytes, threads, file}}
         0.cubin, 1.cubin, ...
 
 A variant whose source has changed since is not used, but compiled like one that is missing. Machine
-code depends neither on the driver nor on the version of Triton that is installed.
+code does not depend on the installed version of Triton, and needs a driver of the CUDA toolkit's
+major version or a later one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.model.kernels.binary import Image
-from pruned_rnnt.ops.common.native import library_folders
+from pruned_rnnt.ops.common.native import driver_obstacle, library_folders
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Archive:
         self._path = path
         self._file = zipfile.ZipFile(path)
         index = json.loads(self._file.read(_INDEX))
+        self.toolkit: str = index["toolkit"]
         self._sources: dict[str, str] = index["sources"]
         self._variants: dict[str, dict[str, Any]] = index["variants"]
 
@@ -93,10 +95,25 @@ def _archives(capability: int) -> list[Archive]:
         if not path.is_file():
             continue
         try:
-            archives.append(Archive(path))
+            archive = Archive(path)
         except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             logger.warning("%s cannot be read, so kernels are compiled: %s", path, error)
+            continue
+        if obstacle := driver_obstacle(archive.toolkit):
+            logger.warning("%s is not used, so kernels are compiled: %s", path, obstacle)
+            continue
+        archives.append(archive)
     return archives
+
+
+def give_up(capability: int, error: Exception) -> bool:
+    """Use the files no more, since a kernel cannot be loaded; False if none is in use."""
+    archives = _archives(capability)
+    if not archives:
+        return False
+    archives.clear()
+    logger.warning("kernels are compiled, since one of the package cannot be loaded: %s", error)
+    return True
 
 
 def file_name(capability: int | str) -> str:
@@ -104,12 +121,13 @@ def file_name(capability: int | str) -> str:
 
 
 def write(
-    path: Path, images: Mapping[tuple[Any, int, tuple[Any, ...]], Image], triton_version: str
+    path: Path, images: Mapping[tuple[Any, int, tuple[Any, ...]], Image], toolkit: str
 ) -> None:
     """Write an archive.
 
     Args:
         images: by Triton's function, number of warps and parts.
+        toolkit: version of the CUDA toolkit whose assembler made them.
     """
     modules = sorted({jit.fn.__module__ for jit, *_ in images})
     files: dict[bytes, str] = {}
@@ -123,7 +141,7 @@ def write(
             "file": files.setdefault(each.cubin, f"{len(files)}.cubin"),
         }
     index = {
-        "triton": triton_version,
+        "toolkit": toolkit,
         "sources": {module: _source_digest(module) for module in modules},
         "variants": variants,
     }

@@ -111,6 +111,8 @@ def compile_variant(jit: Any, key: tuple[Any, ...]) -> Binary:
     except Exception as error:
         if is_out_of_memory(error):
             raise
+        if prebuilt.give_up(target.arch, error):
+            return compile_variant(jit, key)
         with repaired(error):
             return Binary(find_image(jit, num_warps, parts, target))
 

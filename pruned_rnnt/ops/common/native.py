@@ -108,7 +108,7 @@ def _build_note(device: str) -> str:
     return f"{reason} (perhaps it was installed without a compiler, or before torch)"
 
 
-def _driver_obstacle(toolkit: str) -> str:
+def driver_obstacle(toolkit: str) -> str:
     """Why this machine's driver runs nothing that a version of the CUDA toolkit compiled; empty if
     it does. This starts no CUDA context."""
     major, driver = toolkit.partition(".")[0], _driver_version()
@@ -176,7 +176,7 @@ def _load(device: str) -> str | None:
             return f"{path} does not load: its last {missing:,} bytes are missing; install it again"
         if device == "cuda":
             toolkit = _build_notes(path.parent).get("toolkit", "")
-            if obstacle := _driver_obstacle(toolkit):
+            if obstacle := driver_obstacle(toolkit):
                 return f"{path} does not load: {obstacle}"
         _warn_of_other_sources(path.parent)
         torch.ops.load_library(str(path))
