@@ -151,6 +151,8 @@ def build_wheel(
     libraries = sorted(map(str, unpacked.glob("pruned_rnnt/lib/*.so")))
     if len(libraries) != 1 + cuda:
         raise SystemExit(f"{wheel.name} has {len(libraries)} libraries, needs {1 + cuda}")
+    if cuda and not any(unpacked.glob("pruned_rnnt/lib/encoder_kernels_*.zip")):
+        raise SystemExit(f"{wheel.name} has no kernels of the encoders: see the build's output")
     print(run(tools, str(ROOT / "scripts/check_symbols.py"), *libraries), end="", flush=True)
     excluded = [item for name in _EXCLUDED for item in ("--exclude", name)]
     command = ["-m", "auditwheel", "repair", "--plat", "auto", *excluded]

@@ -47,6 +47,7 @@ from scripts.documented_parser import documented_parser
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Feature frames of batches: kernels over rows of attention have block sizes for each power of two.
 _FRAMES = (400, 800, 1600, 3200)
+_MOST_PROCESSES = 16
 
 Variant = tuple[Any, int, tuple[Any, ...]]
 
@@ -143,8 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--capabilities", nargs="+", type=int, required=True, metavar="N", choices=SHARED_BYTES
     )
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=min(len(os.sched_getaffinity(0)), _MOST_PROCESSES),
+        metavar="N",
+    )
     options = parser.parse_args(arguments)
+    if variants.other_code_is_wanted():
+        raise SystemExit("environment variables of Triton change the code of kernels: unset them")
     torch.set_num_threads(options.processes)
     for capability in options.capabilities:
         started = time.monotonic()

@@ -41,7 +41,7 @@ trap 'rm -f "$log"' EXIT
 SECONDS=0
 if ! python -m pip install --verbose --no-build-isolation --editable ".[${EXTRAS:-dev}]" 2>&1 |
   tee "$log" |
-  sed -nuE 's/.*(-- pruned_rnnt: .*)/\1/p; s/.*(\[[0-9 ]+[/%][0-9]*\]) (Build|Link)ing.*[ /](.+)/\1 \3/p'; then
+  sed -nuE 's/.*(-- pruned_rnnt: .*)/\1/p; s/.*(\[[0-9 ]+[/%][0-9]*\]) (Build|Compil|Link)ing.*[ /](.+)/\1 \3/p'; then
   tail -n 60 "$log" >&2
   exit 1
 fi

@@ -1,7 +1,7 @@
 # Compiles the Triton kernels of the encoders in advance, so that no process has to.
 
 # Adds a target that writes one file for each architecture of the CUDA library that Triton knows;
-# `note` becomes `built`, or the reason why there is none. A failure of the target leaves the files
+# `note` becomes their names, or the reason why there is none. A failure of the target leaves the files
 # out: the kernels are then compiled where they are needed.
 function(add_encoder_kernels architectures torch_dir destination note)
   find_package(Python COMPONENTS Interpreter)
@@ -27,6 +27,9 @@ function(add_encoder_kernels architectures torch_dir destination note)
   set(files "")
   foreach(arch IN LISTS architectures)
     string(REGEX MATCH "^[0-9]+" capability "${arch}")
+    if(arch MATCHES "-virtual$")
+      continue()
+    endif()
     set(name "encoder_kernels_${capability}.zip")
     if(NOT capability IN_LIST known OR name IN_LIST files)
       continue()
@@ -43,6 +46,10 @@ function(add_encoder_kernels architectures torch_dir destination note)
       USES_TERMINAL VERBATIM)
     install(FILES "${CMAKE_CURRENT_BINARY_DIR}/${name}" DESTINATION "${destination}" OPTIONAL)
   endforeach()
+  if(NOT files)
+    set(${note} "not built: Triton has no machine code for ${architectures}" PARENT_SCOPE)
+    return()
+  endif()
   add_custom_target(pruned_rnnt_encoder_kernels ALL DEPENDS ${files})
-  set(${note} "built" PARENT_SCOPE)
+  set(${note} "built: ${files}" PARENT_SCOPE)
 endfunction()

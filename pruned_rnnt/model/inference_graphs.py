@@ -14,6 +14,7 @@ chunk, E encoder width.
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -76,6 +77,12 @@ class FrequentGraphs(Generic[_Captured]):
         self._hooks: list[dict[int, Any]] = []
         # A pool that lost its last graph cannot be used again.
         self._memory: GraphMemory | None = None
+
+    def release(self) -> None:
+        """Drop all graphs and release their memory, until shapes occur often again."""
+        self.clear()
+        self._counts.clear()
+        torch.cuda.empty_cache()
 
     def __deepcopy__(self, memo: Any) -> FrequentGraphs[_Captured]:
         """Graphs refer to the parameters of one model, so a copy has none."""
@@ -141,10 +148,8 @@ class FrequentGraphs(Generic[_Captured]):
 
     def _give_up(self, error: RuntimeError) -> None:
         """Run without graphs: until shapes occur often again if memory was short, else for good."""
-        self.clear()
-        torch.cuda.empty_cache()
+        self.release()
         if is_out_of_memory(error):
-            self._counts.clear()
             return
         self._failed = True
         reason = str(error).splitlines()[0]
@@ -162,6 +167,11 @@ class _Pass(NamedTuple):
 
 class InferenceGraphs(FrequentGraphs[_Pass]):
     """Runs an encoder in evaluation mode; results equal those of the encoder within rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Feature frames of a batch whose pass does not fit into the memory even without graphs.
+        self._too_many: float = math.inf
 
     @torch.inference_mode()
     def __call__(
@@ -197,14 +207,21 @@ class InferenceGraphs(FrequentGraphs[_Pass]):
     def _without_graph(
         self, encoder: Encoder, features_NTF: Tensor, feature_lengths: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Without any graph, and their memory, if the memory is too small otherwise."""
+        """The encoder's pass; once again without the memory of graphs if it runs out of memory."""
+        frames = features_NTF.shape[:2].numel()
         try:
             return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
         except RuntimeError as error:
-            if not (is_out_of_memory(error) and self._graphs):
+            if not (is_out_of_memory(error) and self._graphs and frames < self._too_many):
                 raise
-            self._give_up(error)
-        return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
+        # Outside the except block, since the exception's frames hold tensors of the pass.
+        self.release()
+        try:
+            return encoder(features_NTF, feature_lengths)  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                self._too_many = frames
+            raise
 
 
 def _captured_pass(memory: GraphMemory, shape: tuple[int, int, int], encoder: Encoder) -> _Pass:

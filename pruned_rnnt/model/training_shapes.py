@@ -66,17 +66,20 @@ class TrainingShapes:
         return BatchPadding(_FRAME_STEP, _COARSE, self._more).frames_of(frames)
 
     def drop_newest(self) -> None:
-        """Pad no further batch to the newest shape, unless it is that batch's coarse shape.
+        """Pad no further batch to the newest shape or one that holds it, unless it is that batch's
+        coarse shape.
 
-        For a batch that ran out of memory: smaller ones would do so at its shape, too.
+        For a batch that ran out of memory: smaller ones would do so at these shapes, too.
         """
         if self._newest is not None:
-            self._used.discard(self._newest)
+            rows, frames = self._newest
+            self._used = {s for s in self._used if s[0] < rows or s[1] < frames}
 
     def clear(self) -> None:
         """Begin as a new training."""
         self._used.clear()
         self._saved.clear()
+        self._newest = None
 
     def _choose(self, utterances: int, frames: int) -> Shape:
         coarse = self._padded(utterances, frames, _COARSE)

@@ -291,6 +291,11 @@ class AudioRecogniser(ABC):
             recordings_ahead=max(_LEAST_AHEAD, round(self.batch_seconds / _SECONDS_AHEAD)),
         )
 
+    def _release_graphs(self) -> None:
+        graphs = None if self.model is None else self.model.inference_graphs
+        if graphs is not None:
+            graphs.release()
+
     def _transcribe(
         self,
         recordings: Iterable[tuple[RecordingReader, Iterable[Segment | WholeRecording]]],
@@ -305,6 +310,7 @@ class AudioRecogniser(ABC):
             needs_samples=self._feature_kind.needs_samples,
             # Graphs have tensors of their own, into which the inputs of a batch are copied.
             lock=self._lock if self._device.type == "cuda" else nullcontext(),
+            release_memory=self._release_graphs,
         )
         batches = SegmentBatches(
             decoder,

@@ -144,6 +144,7 @@ class BatchDecoder(NamedTuple):
     frame_step: feature frames of an output frame.
     needs_samples: whether the batches need samples, because the model has features of its own.
     lock: held while a batch is launched or its results are read.
+    release_memory: called after a batch ran out of memory.
     """
 
     best_paths: Callable[[BatchInput, bool], Generator[None, None, BestPaths]]
@@ -152,6 +153,7 @@ class BatchDecoder(NamedTuple):
     frame_step: int = SUBSAMPLING_FACTOR
     needs_samples: bool = False
     lock: AbstractContextManager[object] = nullcontext()
+    release_memory: Callable[[], None] = lambda: None
 
     def padded_frames(self, frames: int) -> int:
         """The feature frames of a batch whose longest utterance has `frames`."""

@@ -235,6 +235,7 @@ class SegmentBatches:
                 usable[0].recording.error = _without_frames(error)
                 best = [None]
         if best is None:
+            self._decoder.release_memory()
             logger.warning(
                 "%d segments do not fit in memory together: decode.batch_seconds is too large",
                 len(usable),

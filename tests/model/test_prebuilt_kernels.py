@@ -189,6 +189,21 @@ def test_other_gpus_do_not_use_the_file(
     forget_all()
     launch_swoosh()  # The machine code of 8.0 would run on it.
     assert counted() == (1, 1, 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 7))
+    forget_all()
+    launch_swoosh()
+    assert counted() == (1, 2, 0)
+
+
+def test_settings_of_triton_that_change_code_are_kept(
+    gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_swoosh(tmp_path)
+    monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
+    launch_swoosh()
+    assert counted() == (0, 1, 0)
+    with pytest.raises(SystemExit, match="environment variables of Triton"):
+        compile_kernels.main([str(tmp_path), "--capabilities", "90"])
 
 
 def test_an_unknown_capability_is_refused() -> None:

@@ -99,6 +99,16 @@ def test_a_shape_that_ran_out_of_memory_holds_no_smaller_batch() -> None:
     assert shapes.shape_of(64, 1600) == failed
 
 
+def test_a_shape_that_ran_out_of_memory_drops_those_that_hold_it() -> None:
+    shapes = TrainingShapes(6)
+    failed, larger = shapes.shape_of(33, 1640), shapes.shape_of(40, 2000)
+    assert larger[0] > failed[0]
+    assert larger[1] > failed[1]
+    assert shapes.shape_of(33, 1640) == failed
+    shapes.drop_newest()
+    assert shapes.shape_of(33, 1640) == failed
+
+
 def test_cleared_shapes_are_those_of_a_new_training() -> None:
     batches = batches_from_buckets(3000)
     shapes = TrainingShapes(6)

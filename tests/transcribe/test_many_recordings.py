@@ -234,6 +234,37 @@ def test_segments_of_all_lengths_are_decoded_soon(monkeypatch: pytest.MonkeyPatc
     assert done + sum(map(len, collected.finish())) == len(lengths)
 
 
+def test_memory_is_released_before_halves_of_a_batch_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[object] = []
+
+    def best_paths(batch: BatchInput, with_heads: bool) -> Generator[None, None, BestPaths]:
+        yield
+        count = len(batch.lengths_N)
+        events.append(count)
+        if count > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return [(Hypothesis(symbols=(), frames=(), score=0.0, symbol_scores=()), None)]
+
+    def fake_input(parts: list[WholeRecording], *_: object, **__: object) -> BatchInput:
+        count = len(parts)
+        return BatchInput(torch.zeros(count, 1, 80), torch.ones(count), torch.zeros(count).bool())
+
+    monkeypatch.setattr(batches, "batch_input", fake_input)
+    tokenizer = train_tokenizer(["one two"], TokenizerConfig(kind="word"))
+    decoder = BatchDecoder(
+        best_paths, torch.device("cuda"), 1, release_memory=lambda: events.append("released")
+    )
+    collected = SegmentBatches(decoder, most_frames=2000, with_words=False)
+    for _ in range(2):
+        recording = collected.start(JoinedPath(tokenizer, with_words=False))
+        list(collected.add(recording, WholeRecording(np.zeros(16000, np.float32))))
+        collected.done()
+    assert sum(map(len, collected.finish())) == 2
+    assert events == [2, "released", 1, 1]
+
+
 class Source:
     """Recordings of three parts each; remembers how many were taken."""
 

@@ -16,6 +16,7 @@ major version or a later one.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import sys
@@ -24,10 +25,12 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from pruned_rnnt.model.kernels.binary import Image
 from pruned_rnnt.ops.common.native import driver_obstacle, library_folders
+from pruned_rnnt.system.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ class Archive:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = Lock()
         self._file = zipfile.ZipFile(path)
         index = json.loads(self._file.read(_INDEX))
         self.toolkit: str = index["toolkit"]
@@ -55,7 +59,8 @@ class Archive:
         if found is None or self._sources[jit.fn.__module__] != _source_digest(jit.fn.__module__):
             return None
         try:
-            cubin = self._file.read(found["file"])
+            with self._lock:
+                cubin = self._file.read(found["file"])
         except (OSError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             logger.warning("%s cannot be read, so kernels are compiled: %s", self._path, error)
             return None
@@ -88,8 +93,8 @@ def is_installed() -> bool:
 
 @cache
 def _archives(capability: int) -> list[Archive]:
-    # 8.6 to 8.9 also run the machine code for 8.0; Triton's for later ones runs on one alone.
-    usable = dict.fromkeys([capability, 80] if capability // 10 == 8 else [capability])
+    # 8.6 and 8.9 also run the machine code for 8.0; Triton's for later ones runs on one alone.
+    usable = dict.fromkeys([capability, 80] if capability in (86, 89) else [capability])
     archives = []
     for path in (folder / file_name(each) for each in usable for folder in library_folders()):
         if not path.is_file():
@@ -145,14 +150,30 @@ def write(
         "sources": {module: _source_digest(module) for module in modules},
         "variants": variants,
     }
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        archive.writestr(_INDEX, json.dumps(index))
-        for cubin, name in files.items():
-            archive.writestr(name, cubin)
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, data in (
+            (_INDEX, json.dumps(index).encode()),
+            *((n, c) for c, n in files.items()),
+        ):
+            # Without the time, so that equal kernels make equal files.
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    write_whole(path, content.getvalue())
 
 
 def _name(jit: Any, num_warps: int, parts: Sequence[Any]) -> str:
     return f"{jit.fn.__module__}.{jit.__name__} {num_warps} {list(parts)}"
+
+
+def _folder_digest() -> bytes:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.digest()
+
+
+# Taken when these modules are imported: the files may change while the process runs.
+_OWN_FOLDER = _folder_digest()
 
 
 @cache
@@ -160,8 +181,4 @@ def _source_digest(module: str) -> str:
     """Of a module with kernels and of this folder, which has all functions that kernels share."""
     file = sys.modules[module].__file__
     assert file is not None
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    digest = hashlib.sha256()
-    for path in (Path(file), *sources):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return hashlib.sha256(_OWN_FOLDER + Path(file).read_bytes()).hexdigest()

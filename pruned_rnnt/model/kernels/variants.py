@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 import triton
+from triton._C.libtriton import get_cache_invalidating_env_vars
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -124,12 +125,23 @@ def _target(device: int) -> GPUTarget:
 
 def find_image(jit: Any, num_warps: int, parts: Sequence[Any], target: GPUTarget) -> Image:
     """A variant that was compiled in advance or is in Triton's cache, or else from its compiler."""
-    if not triton.knobs.compilation.always_compile:
+    if not (triton.knobs.compilation.always_compile or other_code_is_wanted()):
         found = prebuilt.image(jit, num_warps, parts, target.arch)
         if found is not None:
             counts.add(prebuilt=1)
             return found
     return compiled_image(jit, num_warps, parts, target)
+
+
+def other_code_is_wanted() -> bool:
+    """True if environment variables or settings of Triton change what it compiles."""
+    knobs = triton.knobs
+    return bool(
+        get_cache_invalidating_env_vars()
+        or knobs.compilation.override
+        or knobs.compilation.instrumentation_mode
+        or knobs.runtime.debug
+    )
 
 
 def compiled_image(jit: Any, num_warps: int, parts: Sequence[Any], target: GPUTarget) -> Image:

@@ -217,9 +217,11 @@ def validate(
     model.eval()
     validation = _Validation(model, losses, tokenizer)
     too_large: list[tuple[Batch, str]] = []
+    graphs = model.inference_graphs
+    release = (lambda: None) if graphs is None else graphs.release
     with torch.random.fork_rng(devices=[]):
         for batch in batches:
-            if message := out_of_memory_in(partial(validation.add, batch)):
+            if message := out_of_memory_in(partial(validation.add, batch), release):
                 too_large.append((batch, message))
     model.train(was_training)
     total = _Sums()
