@@ -127,8 +127,12 @@ def test_only_the_newest_pass_has_a_backward_pass() -> None:
     graphs._passes = 0
     graphs.gradients = SimpleNamespace(start_backward=lambda: None, tell_replay=lambda: None)
     anchor = torch.zeros((), requires_grad=True)
-    first, second = (_Replay.apply(anchor, graphs, passes(), 1) for _ in range(2))
+    oldest, newest = passes(), passes()
+    first, second = (_Replay.apply(anchor, graphs, each, 1, 1) for each in (oldest, newest))
     with pytest.raises(RuntimeError, match=r"call backward\(\) after each batch"):
         first.sum().backward()
+    assert second.shape == (1, 1, 3)  # of the two frames of the shape, those of the batch
+    newest.grad_NTE.fill_(7.0)
     second.sum().backward()
     assert played == ["forward", "forward", "backward"]
+    assert newest.grad_NTE.tolist() == [[[1.0] * 3, [0.0] * 3]]
