@@ -5,11 +5,18 @@ defaults <- source <- the changes below <- YAML <- `section.key=value`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pruned_rnnt.config.load import ConfigError, from_dict, load_config, to_dict, value_of
+from pruned_rnnt.config.load import (
+    ConfigError,
+    from_dict,
+    given_values,
+    load_config,
+    to_dict,
+    value_of,
+)
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.finetune.source import Source, load_source
 from pruned_rnnt.licences.chain import Origin, read_chain
@@ -78,23 +85,23 @@ def load_finetuning(
         ConfigError: as for `load_config`, there is no source, or the run was made from another.
         ValueError: the source cannot be used.
     """
-    init = str(value_of("train.init", yaml_path, overrides))
+    given = given_values(yaml_path, overrides)
+    init = str(given("train.init"))
     chosen = {
         key: value
         for key in ("checkpoint", "tokens", "trust")
-        if (value := value_of(f"finetune.{key}", yaml_path, overrides)) is not None
+        if (value := given(f"finetune.{key}")) is not None
     }
     source = load_source(Path(init).expanduser(), from_dict(FinetuneConfig, chosen))
-    values = settings_from(source, value_of("train.steps", yaml_path, overrides))
+    values = settings_from(source, given("train.steps"))
     for part in ("encoder", "predictor"):
         # Another kind has other settings, so it cannot be compared with the source's later.
         key, kind = f"model.{part}.kind", values["model"][part]["kind"]
-        if (value_of(key, yaml_path, overrides) or kind) != kind:
+        if (given(key) or kind) != kind:
             raise ConfigError(
-                f"{key} is {value_of(key, yaml_path, overrides)}, and the model in train.init has "
-                f"a {kind}: leave {key} out"
+                f"{key} is {given(key)}, and the model in train.init has a {kind}: leave {key} out"
             )
-    data = Path(str(value_of("data.path", yaml_path, overrides) or DataConfig.path))
+    data = Path(str(given("data.path") or DataConfig.path))
     values["train"]["folder"] = f"exp/{source.name}-{data.resolve().name}"
     base = (f"the settings of {init}", values)
     config = load_config(ExperimentConfig, yaml_path, overrides, base=base)
@@ -111,7 +118,7 @@ def load_finetuning(
             f"train.folder is the run in train.init, {init}: choose another folder for the new run"
         )
     if not _has_checkpoints(config):
-        _check_rate(values["optimiser"], yaml_path, overrides)
+        _check_rate(values["optimiser"], given)
         return config, source
     _check_is_its_source(config, source)
     # Its own, as earlier versions derived them from other steps, and as the steps may change.
@@ -151,14 +158,12 @@ def _digest(origins: Sequence[Origin]) -> str:
     return next((each.digest for each in reversed(origins) if each.kind == "weights"), "")
 
 
-def _check_rate(
-    inherited: dict[str, Any], yaml_path: Path | None, overrides: Sequence[str]
-) -> None:
+def _check_rate(inherited: dict[str, Any], given: Callable[[str], Any]) -> None:
     """Raise ConfigError for another optimiser with a learning rate for the inherited one."""
-    name = value_of("optimiser.name", yaml_path, overrides) or inherited["name"]
+    name = given("optimiser.name") or inherited["name"]
     # Both kinds of adamw have the same rates.
     is_other = str(name).split("_")[0] != inherited["name"].split("_")[0]
-    if is_other and value_of("optimiser.learning_rate", yaml_path, overrides) is None:
+    if is_other and given("optimiser.learning_rate") is None:
         raise ConfigError(
             f"optimiser.name is {name}, and the default learning rate here is one for "
             f"{inherited['name']}: set optimiser.learning_rate (about 1e-3 for adamw and 0.045 for "

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pruned_rnnt.config.load import ConfigError, differences, load_config, to_dict
-from pruned_rnnt.config.written import as_override
 from pruned_rnnt.data.audio.features import FEATURE_DIM, SAMPLING_RATE, FeatureKind
 from pruned_rnnt.data.input.data_config import AugmentationConfig, DataConfig, SpecAugmentConfig
 from pruned_rnnt.data.input.filters import FilterConfig, cut_text
@@ -156,15 +155,21 @@ def _own_name(found: FoundModel) -> str:
 
 
 def _run(folder: Path, which: str, name: str, source: str) -> Source:
-    config = run_config(folder, [as_override("decode.checkpoint", which), "train.device=cpu"])
-    loaded = load_model(config)
+    saved = run_config(folder)
+    loaded = load_model(
+        replace(
+            saved,
+            decode=replace(saved.decode, checkpoint=which),
+            train=replace(saved.train, device="cpu"),
+        )
+    )
     return Source(
         name=name,
         model=loaded.model,
         tokenizer=loaded.tokenizer,
-        config=run_config(folder),
-        data_path=config.data.path,
-        origins=with_itself(chain_of_run(run_config(folder)), name, loaded.model, source),
+        config=saved,
+        data_path=saved.data.path,
+        origins=with_itself(chain_of_run(saved), name, loaded.model, source),
     )
 
 
