@@ -86,6 +86,7 @@ def test_every_op_has_a_cpu_kernel() -> None:
     assert without == COMPOSED | CUDA_ONLY
 
 
+@pytest.mark.slow
 def test_fallback_is_used_on_request() -> None:
     result = run_with_torch(REPORT, PRUNED_RNNT_BACKEND="fallback")
     assert "cpu: fallback (PRUNED_RNNT_BACKEND=fallback)" in result.stdout, result.stderr

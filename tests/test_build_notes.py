@@ -66,6 +66,7 @@ def test_notes_without_sources_are_no_reason_to_warn(sources: Path, text: str) -
 
 
 @needs_cmake
+@pytest.mark.slow
 def test_notes_of_a_build_are_those_of_the_sources(tmp_path: Path) -> None:
     configure(tmp_path)
     notes = native._build_notes(tmp_path)
@@ -76,6 +77,7 @@ def test_notes_of_a_build_are_those_of_the_sources(tmp_path: Path) -> None:
 
 
 @needs_cpu_library
+@pytest.mark.slow
 def test_a_library_of_other_sources_is_used_with_a_warning(tmp_path: Path) -> None:
     library = native.library_file("cpu")
     assert library is not None

@@ -216,6 +216,7 @@ def test_files_that_do_not_exist_are_left_to_libsndfile(tmp_path: Path) -> None:
     assert short_wav(tmp_path, 16000, 4000) is None
 
 
+@pytest.mark.slow
 def test_log_lines_survive_decoders_in_other_threads() -> None:
     program = (
         "import logging, sys; from pruned_rnnt.system.console import start_logging\n"

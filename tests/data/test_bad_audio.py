@@ -106,6 +106,7 @@ def test_stop_names_the_file(waves: PreparedFolder, workers: int) -> None:
         list(data_of(waves, bad_audio="stop", num_workers=workers).train_loader())
 
 
+@pytest.mark.slow
 def test_unreadable_batch_gets_a_substitute(waves: PreparedFolder) -> None:
     for index in range(1, COUNT):
         audio(waves, index).unlink()

@@ -40,6 +40,7 @@ def decoded(run: Path, *settings: str) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in (run / "results").iterdir() if p.name != "scores.json"}
 
 
+@pytest.mark.slow
 def test_changed_hotwords_are_another_result(run: Path, tmp_path: Path) -> None:
     words = tmp_path / "hot.txt"
     settings = ("decode.method=modified_beam", f"decode.fusion.hotwords={words}")

@@ -77,6 +77,7 @@ def test_fastconformer_has_no_programs(tokenizer: Tokenizer, tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("without_programs")
+@pytest.mark.slow
 def test_chunks_of_a_streaming_export_are_those_of_its_model(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

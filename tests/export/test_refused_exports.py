@@ -56,6 +56,7 @@ def test_an_export_replaces_the_files_of_an_earlier_one_alone(run: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("without_programs")
+@pytest.mark.slow
 def test_what_a_killed_export_left_is_removed(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

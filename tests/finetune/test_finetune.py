@@ -170,6 +170,7 @@ def test_kept_rows_and_all_other_parameters_are_those_of_the_source(root: Path) 
                     assert torch.equal(value[index], state[name][row]), (name, symbol)
 
 
+@pytest.mark.slow
 def test_settings_come_from_the_source_with_a_lower_rate(root: Path, tmp_path: Path) -> None:
     old = run_config(root / "run")
     config, _ = load_finetuning(None, [f"train.init={root}/run", f"data.path={root}/new"])
@@ -194,6 +195,7 @@ def test_settings_come_from_the_source_with_a_lower_rate(root: Path, tmp_path: P
     assert config.train.validate_every == 80
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_its_steps_gave(root: Path, tmp_path: Path) -> None:
     """As earlier versions derived it from other steps; and it had other optimisers."""
     checkpoint = tmp_path / "checkpoints/step-00000004.pt"
@@ -280,6 +282,7 @@ def test_checkpoint_of_a_run_as_source(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.slow
 def test_icefall_checkpoint_as_source(root: Path, tmp_path: Path, beside: bool) -> None:
     symbols = Tokenizer.load(root / "old/tokens").symbols
     model = tiny_model(zipformer_of_icefall(), len(symbols))

@@ -82,6 +82,7 @@ def test_the_configuration_of_a_run_is_taken(root: Path, tmp_path: Path) -> None
     assert source is not None
 
 
+@pytest.mark.slow
 def test_a_run_of_another_source_is_not_continued(root: Path, tmp_path: Path) -> None:
     run = tmp_path / "tuned"
     settings = [f"data.path={root}/new", f"train.folder={run}"]

@@ -145,6 +145,7 @@ def test_export_names_the_settings_that_the_files_do_not_hold(
 
 
 @pytest.mark.parametrize("command", ["import", "import-icefall"])
+@pytest.mark.slow
 def test_steps_since_an_earlier_checkpoint_are_averaged(
     command: str, tmp_path: Path, tokens: Path
 ) -> None:

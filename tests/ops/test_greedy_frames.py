@@ -109,6 +109,7 @@ def test_nan_stays_visible(device: str, hat: bool, blank: int, value: float) -> 
     assert found[3][1].isnan().any() == (value != float("-inf"))
 
 
+@pytest.mark.slow
 def test_a_long_utterance_finds_the_same(device: str) -> None:
     torch.manual_seed(6)
     call = greedy_call(BeamCase(lengths=[5000], vocabulary=400, blank_logit=9.0))

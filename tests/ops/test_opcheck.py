@@ -72,6 +72,7 @@ def first_calls() -> dict[str, tuple]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", sorted(FALLBACKS))
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_opcheck(op, device) -> None:

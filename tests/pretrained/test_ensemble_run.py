@@ -66,6 +66,7 @@ def test_commands_use_it_like_any_run(
     assert texts[0] == texts[1]
 
 
+@pytest.mark.slow
 def test_it_names_what_it_was_made_of(runs: list[Path], joined: Path) -> None:
     chain = read_chain(joined)
     assert chain is not None
@@ -96,6 +97,7 @@ def test_the_shortest_training_utterances_count(runs: list[Path], tmp_path: Path
     assert read_p99_duration(tmp_path / "joined") == 0.5
 
 
+@pytest.mark.slow
 def test_runs_with_other_symbols_than_their_data(runs: list[Path], tmp_path: Path) -> None:
     """As fine-tuned runs have."""
     data = make_corpus(tmp_path / "corpus", words=("red", "one"))
@@ -109,6 +111,7 @@ def test_runs_with_other_symbols_than_their_data(runs: list[Path], tmp_path: Pat
     assert main(["decode", str(tmp_path / "joined")]) == 0
 
 
+@pytest.mark.slow
 def test_it_is_measured_beside_its_members(runs: list[Path], joined: Path) -> None:
     data = measured_data(runs)
     assert data is not None
@@ -176,6 +179,7 @@ def test_models_that_make_far_more_errors_together_are_refused(
 
 
 @pytest.mark.parametrize("gone", [1, 2])
+@pytest.mark.slow
 def test_the_data_of_any_member_measure_it(
     gone: int, runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,6 +211,7 @@ def test_it_does_not_stream(joined: Path) -> None:
         load(joined).stream()
 
 
+@pytest.mark.slow
 def test_wrong_runs_are_refused(
     runs: list[Path], joined: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,6 +202,7 @@ def test_onnx_folder_transcribes_alike(kind: str, tokenizer: Tokenizer, tmp_path
         assert copied.transcribe(sound(SECONDS)) == result
 
 
+@pytest.mark.slow
 def test_onnx_files_of_other_exports_and_damaged_ones_are_errors(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +249,7 @@ def test_onnx_files_of_other_exports_and_damaged_ones_are_errors(
     assert not isinstance(last, Exception)
 
 
+@pytest.mark.slow
 def test_onnx_files_in_the_layout_of_nemo_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
     import onnx
 

@@ -48,6 +48,7 @@ def test_two_runs_with_significance(run: Path, corpus: Path, tmp_path: Path) -> 
     assert keys == ["run: WER", "other: WER"]
 
 
+@pytest.mark.slow
 def test_a_result_compared_with_two_sets_is_listed_once(
     run: Path, corpus: Path, tmp_path: Path
 ) -> None:

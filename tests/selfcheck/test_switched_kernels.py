@@ -168,11 +168,13 @@ pwd.getpwuid = unknown
 
 
 @pytest.mark.skipif(library_file("cpu") is None, reason="the CPU library is not built")
+@pytest.mark.slow
 def test_a_user_without_a_home_has_the_kernels() -> None:
     out = run_with_torch(f"{NO_HOME}\nimport pruned_rnnt; print(pruned_rnnt.backend_report())")
     assert "cpu: native" in out.stdout, out.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_needs_a_home_says_so() -> None:
     out = run_with_torch(
         f"{NO_HOME}\nfrom pruned_rnnt.cli import main\nprint(main(['inspect', '/no/such/run']))"

@@ -128,6 +128,7 @@ def test_precision_and_average_of_a_continued_run(corpus: Path, tmp_path: Path) 
     assert not again.stepper.scaler.is_enabled()
 
 
+@pytest.mark.slow
 def test_scores_of_another_metric_are_not_compared(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,6 +167,7 @@ class Scaled(SpeechTask):
         return dataclasses.replace(found, objective=3 * found.objective, total=3 * found.total)
 
 
+@pytest.mark.slow
 def test_another_task_does_not_continue_a_run(
     corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,6 +195,7 @@ def short_run(
 
 
 @pytest.mark.parametrize("joining", ["0", "0.9"])
+@pytest.mark.slow
 def test_other_data_do_not_continue_an_epoch(
     corpus: Path, tmp_path: Path, joining: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -219,6 +222,7 @@ def test_other_data_do_not_continue_an_epoch(
     assert trainer.state.counters.batch == 3
 
 
+@pytest.mark.slow
 def test_fewer_data_end_the_epoch_if_changes_are_allowed(corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     short_run(corpus, run, 4).run()

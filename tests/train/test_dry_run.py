@@ -57,6 +57,7 @@ def test_largest_batches_are_those_of_training(corpus: Path, tmp_path: Path) -> 
     assert partial.batches == 2
 
 
+@pytest.mark.slow
 def test_joined_batches_are_tried_as_the_largest_of_several_epochs(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_trial_is_not_padded_to_the_shape_of_a_larger_one(
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
+@pytest.mark.slow
 def test_a_trial_does_not_count_what_earlier_ones_have_freed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -471,6 +471,7 @@ class Ending(Dataset[Tensor]):
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
+@pytest.mark.slow
 def test_nothing_is_lost_with_a_worker(tmp_path: Path, number: int | None) -> None:
     batches = DataLoader(
         Ending(number), num_workers=1, prefetch_factor=1, multiprocessing_context="fork"

@@ -89,6 +89,7 @@ def test_state_after_silence_is_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_streams_whose_rounding_differs_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last bits of a real encoder's state change with the streams encoded beside it."""
     chunks = 0

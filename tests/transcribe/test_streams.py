@@ -265,6 +265,7 @@ def test_a_text_without_spaces_is_final_for_its_length() -> None:
     assert max(lengths) < 1.8
 
 
+@pytest.mark.slow
 def test_streams_in_threads_have_the_texts_that_they_have_alone(tokenizer: Tokenizer) -> None:
     def text(recogniser: Recogniser, number: int) -> str:
         stream = recogniser.stream()
