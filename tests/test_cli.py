@@ -22,7 +22,7 @@ from pruned_rnnt.model.kernels.available import kernel_report
 from pruned_rnnt.system.folder_lock import exclusive_folder_lock
 from pruned_rnnt.train.engine.checkpoint import CheckpointError
 from pruned_rnnt.train.engine.log import read_metrics
-from pruned_rnnt.train.run import load_model, run_config
+from pruned_rnnt.train.run import find_checkpoint, load_model, run_config
 from tests.tiny_corpus import make_corpus, tiny_overrides, trained_run
 
 
@@ -79,6 +79,27 @@ def test_average_then_decode(run: Path, capsys: pytest.CaptureFixture[str]) -> N
     torch.testing.assert_close(mean[name], (states[0][name] + states[1][name]) / 2)
     assert main(["decode", str(run), f"decode.checkpoint={path}"]) == 0
     assert "average-last-2" in capsys.readouterr().out
+
+
+def test_checkpoints_of_another_run_are_refused(run: Path, tmp_path: Path) -> None:
+    """Equal numbers of symbols are no proof that they belong together."""
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    inside, outside = other / "checkpoints/step-00000004.pt", tmp_path / "saved.pt"
+    average = other / "average.pt"
+    for path in (outside, average):
+        shutil.copy(inside, path)
+    for path in (inside, average):
+        assert find_checkpoint(other, str(path)) == path
+        with pytest.raises(CheckpointError, match=f"of the run {other}, and not of {run}: give"):
+            find_checkpoint(run, str(path))
+    (tmp_path / "link.pt").symlink_to(inside)
+    with pytest.raises(CheckpointError, match=r"link\.pt is a checkpoint of the run"):
+        find_checkpoint(run, str(tmp_path / "link.pt"))
+    assert find_checkpoint(run, str(outside)) == outside
+    inside.unlink()
+    inside.symlink_to(run / "checkpoints/step-00000004.pt")
+    assert find_checkpoint(other, str(inside)) == inside
 
 
 @pytest.mark.slow

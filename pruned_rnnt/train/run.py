@@ -119,7 +119,7 @@ def find_checkpoint(folder: Path, which: str) -> Path:
     """The path of a run's `last` or `best` checkpoint, or of a file named directly.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none, or the file is a checkpoint of another run.
     """
     checkpoints = CheckpointFolder(RunFolder(folder).checkpoints)
     if which == "best":
@@ -139,7 +139,26 @@ def find_checkpoint(folder: Path, which: str) -> Path:
             f"checkpoint not found: {which}; decode.checkpoint (in a fine-tuning "
             "finetune.checkpoint) needs last, best, average or a file"
         )
+    _refuse_of_another_run(folder, Path(which))
     return Path(which)
+
+
+def _refuse_of_another_run(folder: Path, path: Path) -> None:
+    """Raise CheckpointError for a checkpoint in the folder of another run.
+
+    Its results, its licence and its data would be taken for those of the run at `folder`.
+    """
+    own = RunFolder(folder)
+    if path.absolute().parent in (folder.absolute(), own.checkpoints.absolute()):
+        return  # it may be a link
+    place = path.resolve().parent  # averages are in the folder of the run itself
+    other = place.parent if place == RunFolder(place.parent).checkpoints else place
+    if other == folder.resolve() or not RunFolder(other).config.is_file():
+        return
+    raise CheckpointError(
+        f"{path} is a checkpoint of the run {other}, and not of {folder}: give the command "
+        f"{other} in place of {folder}"
+    )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
