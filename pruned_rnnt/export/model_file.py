@@ -74,7 +74,7 @@ def save_model(parts: ModelFile, path: Path, source: str) -> None:
     """Write the file; `source` is the name of the run and checkpoint.
 
     Raises:
-        ExportError: the tokenizer does not fit the model.
+        ExportError: the tokenizer does not fit the model, or the file cannot be written.
     """
     check_tokens(parts)
     model, tokenizer, p99_duration, calibration, chain, sizes = parts
@@ -92,7 +92,12 @@ def save_model(parts: ModelFile, path: Path, source: str) -> None:
         "source": source,
         _CHAIN_KEY: chain.to_dict() if chain is not None else None,
     }
-    torch.save(values, path)
+    try:
+        with path.open("wb") as file:
+            torch.save(values, file)
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError
+        reason = error if isinstance(error, OSError) else error.__context__ or error
+        raise ExportError(f"{path} could not be written: {str(reason).splitlines()[0]}") from error
 
 
 def load_model(path: Path | str, *, transposed: bool = False) -> ModelFile:

@@ -14,7 +14,11 @@ from pruned_rnnt.system.folders import empty_folder
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file, of which a reader sees the old content or the new one; `lines` without
-    line ends."""
+    line ends.
+
+    Raises:
+        OSError: with the name `path`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)
@@ -27,31 +31,32 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         OSError: with the name `path`.
     """
-    try:
-        with _replacing(path) as temporary:
-            try:
-                temporary.write_bytes(content)
-            except FileNotFoundError:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                temporary.write_bytes(content)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with _replacing(path) as temporary:
+        try:
+            temporary.write_bytes(content)
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content)
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """Yield another name beside a file. What is written there replaces the file; an error removes
-    it and leaves the file as it is."""
+    it and leaves the file as it is; one of the disk, such as a full one, gets the file's name."""
     # Not the process's number: those of several machines that share the folder may be equal. Not
     # the file's name: it may be as long as names can be.
     temporary = path.with_name(f".{secrets.token_hex(8)}")
     try:
         yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink()
-        raise
+        if not isinstance(error, OSError) or error.errno is None:
+            raise
+        if error.filename is not None and str(error.filename) != str(temporary):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager
@@ -63,6 +68,7 @@ def appearing_together(folder: Path, replacing: Sequence[str] = ()) -> Iterator[
 
     Raises:
         ValueError: another process is writing the same folder.
+        OSError: with the name of a file, or of the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Inside, if possible: only the folder itself may be writable, or be of another file system.
@@ -72,7 +78,12 @@ def appearing_together(folder: Path, replacing: Sequence[str] = ()) -> Iterator[
     with exclusive_folder_lock(unfinished, "is being written"):
         try:
             empty_folder(unfinished)  # of what a killed process has left
-            yield unfinished
+            try:
+                yield unfinished
+            except OSError as error:
+                if error.filename is None and error.errno is not None:
+                    raise OSError(error.errno, error.strerror, str(folder)) from error
+                raise
             folder.mkdir(exist_ok=True)
             for pattern in replacing:
                 for old in folder.glob(pattern):
