@@ -14,7 +14,7 @@ from pruned_rnnt.data.tokens.text_normalisation import (
     joins_the_character_before,
     written_without_spaces,
 )
-from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.data.tokens.tokenizer import BYTE_NAME, Tokenizer
 from pruned_rnnt.decode.calibration import Calibration, SymbolTimes
 from pruned_rnnt.decode.head_paths import HeadPath
 from pruned_rnnt.model.encoder import Encoder
@@ -209,9 +209,37 @@ def word_spans(names: Sequence[str]) -> list[tuple[int, int]]:
 
 def unit_spans(names: Sequence[str]) -> list[tuple[int, int]]:
     """As `word_spans`, but each symbol of a script without spaces begins a word, too, which marks
-    and symbols of other scripts continue."""
-    starts = [i for i, name in enumerate(names) if i == 0 or begins_unit(names[i - 1], name)]
+    and symbols of other scripts continue. Bytes are symbols of the characters that they form."""
+    joined = _with_whole_characters(names)
+    starts = [
+        each.first
+        for before, each in zip([None, *joined], joined, strict=False)
+        if before is None or begins_unit(before.text, each.text)
+    ]
     return list(pairwise([*starts, len(names)]))
+
+
+class _Joined(NamedTuple):
+    """A symbol, or the character of several that are its bytes; first: position of the first."""
+
+    first: int
+    text: str
+
+
+def _with_whole_characters(names: Sequence[str]) -> list[_Joined]:
+    joined: list[_Joined] = []
+    character = bytearray()
+    for i, name in enumerate(names):
+        byte = BYTE_NAME.fullmatch(name)
+        value = int(byte[1], 16) if byte else 0
+        if character and 0x80 <= value < 0xC0:
+            character.append(value)
+            joined[-1] = joined[-1]._replace(text=character.decode(errors="replace"))
+            continue
+        character = bytearray([value] if byte else [])
+        text = character.decode(errors="replace") if byte else name
+        joined.append(_Joined(first=i, text=text))
+    return joined
 
 
 def begins_unit(before: str, name: str) -> bool:
@@ -241,7 +269,8 @@ def timed_spans(tokens: Sequence[TimedToken]) -> list[tuple[int, int]]:
     for first, stop in word_spans(names):
         own = names[first:stop]
         is_long = tokens[stop - 1].end - tokens[first].start > _LONGEST_WORD_SECONDS
-        if is_long and written_without_spaces("".join(own)):
+        text = "".join(each.text for each in _with_whole_characters(own)) if is_long else ""
+        if is_long and written_without_spaces(text):
             spans += [(first + i, first + j) for i, j in unit_spans(own)]
         else:
             spans.append((first, stop))

@@ -169,13 +169,24 @@ def test_a_written_character_is_one_unit(written: list[str]) -> None:
     spans = unit_spans(symbols)
     found = ["".join(symbols[i:j]) for i, j in spans]
     assert found == written
+    in_bytes = [f"<0x{byte:02X}>" for byte in "".join(written).encode()]
+    found = ["".join(in_bytes[i:j]) for i, j in unit_spans(in_bytes)]
+    assert found == ["".join(f"<0x{byte:02X}>" for byte in each.encode()) for each in written]
 
 
 @pytest.mark.parametrize(("step", "words"), [(1, 1), (30, 3)])
 def test_a_long_phrase_without_spaces_is_divided(step: int, words: int) -> None:
-    frames = [step * n for n in range(3)]
-    for names, count in ((["▁今", "日", "は"], words), (["▁a", "b", "c"], 1)):
-        tokens = timed_tokens(names, [0, 1, 2], frames, [-0.1] * 3)
+    partly_bytes = ["▁今", "<0xE6>", "<0x97>", "<0xA5>", "は"]
+    latin_bytes = ["▁a", "<0xC3>", "<0xA4>", "b"]
+    for names, count in (
+        (["▁今", "日", "は"], words),
+        (["▁a", "b", "c"], 1),
+        (partly_bytes, words),
+        (latin_bytes, 1),
+        (["▁今", "<0xE6>", "は"], words - (words > 1)),  # no character: it continues the one before
+    ):
+        frames = [step * n for n in range(len(names))]
+        tokens = timed_tokens(names, range(len(names)), frames, [-0.1] * len(names))
         assert len(word_parts(tokens)) == count
 
 
