@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pruned_rnnt.data.audio.features import SAMPLING_RATE
 from pruned_rnnt.data.input.batch import Audio
 from pruned_rnnt.data.input.data_config import DataConfig
 from pruned_rnnt.data.input.filters import cut_language
@@ -32,6 +33,8 @@ _MOST_GROUPS = 8
 _SHORT_SHARE = 0.98
 # Fewer than for printed intervals: those of groups are only drawn.
 _GROUP_REPLICATIONS = 1000
+# The length of audio and that of its features differ by less.
+_SAME_SECONDS = 0.1
 # Of the table of an alignment in characters, which takes some seconds.
 _MOST_CELLS = 10**8
 
@@ -240,6 +243,7 @@ def score_result(
     result: ResultFile, details: CutDetails, decoded: Sequence[ResultUtterance]
 ) -> ScoredSet:
     """Align and count; utterances keep their order, on which the interval by bootstrap depends."""
+    details = _of_decoded_audio(details, decoded)
     utterances = []
     too_long = [each.transcript.id for each in decoded if _is_too_long(each)]
     for each in decoded:
@@ -282,6 +286,31 @@ def score_result(
         utterances=tuple(utterances),
         details=details,
         problems=tuple(problems),
+    )
+
+
+def _of_decoded_audio(details: CutDetails, decoded: Sequence[ResultUtterance]) -> CutDetails:
+    """Without the cuts whose audio has another length than when it was decoded."""
+    others = set()
+    for each in decoded:
+        name, seconds = each.transcript.id, details.seconds(each.transcript.id)
+        if each.audio is None or seconds is None:
+            continue
+        # Of models with features of their own, the frames are samples.
+        found = each.audio.frames / 100, each.audio.frames / SAMPLING_RATE
+        if all(abs(seconds - length) > _SAME_SECONDS for length in found):
+            others.add(name)
+    if not others:
+        return details
+    problem = (
+        f"The audio of {len(others):,} utterances has another length in the data than when they "
+        "were decoded, and is not shown: the data were prepared again. Decode again, or add "
+        "data.path=DIR with the data that were decoded."
+    )
+    return replace(
+        details,
+        cuts={name: cut for name, cut in details.cuts.items() if name not in others},
+        problem=f"{details.problem} {problem}".strip(),
     )
 
 

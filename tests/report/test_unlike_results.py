@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,6 +65,32 @@ def test_other_audio(tmp_path: Path) -> None:
     assert "is significant" in verdict(
         tmp_path / "b", {"audio": (100, -9.0)}, {"audio": (100, -9.0001)}
     )
+
+
+def test_audio_of_data_that_were_prepared_again_is_not_shown(tmp_path: Path) -> None:
+    stem = runs.write_decoded(tmp_path, WORSE[:4], audio=(100, -9.0))
+    (result,) = [each for each in find_results(tmp_path) if each.stem == stem]
+    names = [each.id for each in WORSE[:4]]
+    lengths = (1.0, 1.04, 1.6, 100 / 16000)  # of models with features of their own: samples
+    cuts = {
+        n: SimpleNamespace(duration=s, supervisions=[]) for n, s in zip(names, lengths, strict=True)
+    }
+    found = score_result(result, CutDetails(cuts=cuts), result.read()[0])
+    assert list(found.details.cuts) == [names[0], names[1], names[3]]
+    assert found.utterances[2].seconds is None
+    (problem,) = found.problems
+    assert problem.startswith("The audio of 1 utterances has another length in the data than")
+    whole = score_result(result, CutDetails(cuts=dict(list(cuts.items())[:2])), result.read()[0])
+    assert whole.problems == ()
+
+
+def test_nothing_in_common_has_no_error_rates(tmp_path: Path) -> None:
+    found = compare(
+        scored(tmp_path / "run", WORSE[:3]),
+        scored(tmp_path / "other", WORSE[3:6]),
+    )
+    assert found.verdict(NAMES).startswith("Nothing to compare")
+    assert not found.pairs
 
 
 def test_results_without_their_inputs(tmp_path: Path) -> None:
