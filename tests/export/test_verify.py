@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from pruned_rnnt.cli import export
 from pruned_rnnt.data.tokens.tokenizer import Tokenizer
+from pruned_rnnt.decode.decode_config import DecodeConfig
+from pruned_rnnt.export import differences
+from pruned_rnnt.export import verify as verification
 from pruned_rnnt.export.graphs import Graph
 from pruned_rnnt.export.model_file import ModelFile
 from pruned_rnnt.export.onnx_folder import OnnxOptions, export_onnx
-from pruned_rnnt.export.verify import Pair, _text, verify
+from pruned_rnnt.export.verify import Pair, TextPair, Verification, _text, verify
 from pruned_rnnt.interop.nemo.symbols import symbols_of_json
 from pruned_rnnt.system.usage_errors import ExportError
 from tests.export.test_ctc_export import audio, corpus, make_model, tokenizer  # noqa: F401
@@ -93,3 +99,35 @@ def test_nan_is_a_difference_and_equal_infinities_are_none(
     pair.run(torch.tensor(values))
     pair.run(torch.zeros(2) if np.isfinite(offset) else torch.tensor(values))
     assert pair.largest == {"y": difference}
+
+
+@pytest.mark.parametrize(
+    ("other_texts", "exact", "line"),
+    [
+        ((), True, "verified"),
+        (("int8",), True, "verified in fp32; int8 differ, as rounding may do: see above"),
+        (("int8", "fp32"), False, "NOT VERIFIED: the exported model differs, see above"),
+    ],
+)
+def test_differences_of_rounded_files_are_said_in_the_last_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    other_texts: tuple[str, ...],
+    exact: bool,
+    line: str,
+) -> None:
+    results = [
+        Verification(
+            precision=precision,
+            differences={"encoder.onnx encoder_out": 0.0},
+            texts=(TextPair("a.wav", "two", "ten" if precision in other_texts else "two"),),
+            real_time_factor=0.1,
+        )
+        for precision in ("fp32", "int8")
+    ]
+    monkeypatch.setattr(verification, "verify", lambda *_: results)
+    monkeypatch.setattr(differences, "differences", lambda *_, **__: [])
+    options: Any = SimpleNamespace(streaming=False, verify=[Path("a.wav")])
+    parts: Any = SimpleNamespace(model=None, tokenizer=None)
+    assert export._compare(options, parts, Path(), (), DecodeConfig()) is exact
+    assert capsys.readouterr().out.splitlines()[-1] == line
