@@ -89,7 +89,8 @@ def ensemble(options: argparse.Namespace, console: Console) -> int:
 
 
 def _compare(alone: Sequence[SplitErrors], together: SplitErrors) -> str:
-    """A sentence with the error rates; a warning if the ensemble is worse than the mean.
+    """A sentence with the error rates; a warning if the ensemble is worse than the mean, or than
+    the best.
 
     Raises:
         ValueError: it is far worse than each of its members.
@@ -101,9 +102,16 @@ def _compare(alone: Sequence[SplitErrors], together: SplitErrors) -> str:
     )
     if together.errors > _WORSE * max(each.errors for each in alone) + _CHANCE:
         raise ValueError(f"{found}. {_MISFIT}. Nothing was written")
+    best = min(each.errors for each in alone)
     if together.errors * len(alone) > sum(each.errors for each in alone):
         print(
             f"warning: together they make more errors than apart in the mean. {_MISFIT}",
+            file=sys.stderr,
+        )
+    elif together.errors > best + _CHANCE:
+        print(
+            f"warning: together they make {together.errors:,} errors, the best of them alone "
+            f"{best:,}: leave out the models that are much worse",
             file=sys.stderr,
         )
     return found

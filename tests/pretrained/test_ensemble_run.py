@@ -143,23 +143,31 @@ def test_texts_without_a_finite_score_count(
         decode_set(loaded.model, data.test_loader("dev"), loaded.tokenizer, config.decode)
 
 
-@pytest.mark.parametrize(("together", "warned"), [(4, False), (5, True)])
+@pytest.mark.parametrize(
+    ("errors", "warning"),
+    [
+        ((2, 6, 4), ""),
+        ((2, 6, 5), "more errors than apart in the mean"),
+        ((2, 60, 30), "together they make 30 errors, the best of them alone 2: leave out"),
+        ((20, 60, 30), ""),
+    ],
+)
 def test_models_that_do_not_fit_are_warned_about(
     runs: list[Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    together: int,
-    warned: bool,
+    errors: tuple[int, ...],
+    warning: str,
 ) -> None:
-    counts = [SplitErrors(errors=n, words=10) for n in (2, 6, together)]
+    counts = [SplitErrors(errors=n, words=100) for n in errors]
     monkeypatch.setattr(module, "measure_ensemble", lambda *_: counts)
     assert main(["ensemble", *map(str, runs), "--output", str(tmp_path / "two")]) == 0
     printed = capsys.readouterr()
-    assert (
-        f"10 words of the validation set: 20.00%, 60.00%; together {together}0.00%" in printed.out
-    )
-    assert ("more errors than apart" in printed.err) == warned
+    rates = "100 words of the validation set: {}.00%, {}.00%; together {}.00%"
+    assert rates.format(*errors) in printed.out
+    assert warning in printed.err
+    assert ("warning" in printed.err) == bool(warning)
 
 
 def test_models_that_make_far_more_errors_together_are_refused(
