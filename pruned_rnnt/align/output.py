@@ -398,5 +398,5 @@ class AlignmentPlace:
         about = "" if stored is None else f" by {stored.checkpoint} of model {stored.model}"
         return (
             f"--output {self.output} holds alignments of {self.inputs.split}{about}, which are "
-            "those of another model, other data or another calibration"
+            "those of another model, other data or texts, or another calibration"
         )

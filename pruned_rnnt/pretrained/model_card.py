@@ -128,7 +128,7 @@ class ModelCard:
     def _results(self) -> str:
         if not self.results:
             return (
-                "Not evaluated: `pruned-rnnt decode RUN` measures error rates, and the next "
+                "No results of `pruned-rnnt decode RUN`, which measures error rates; the next "
                 "`pruned-rnnt export` includes them."
             )
         lines = [

@@ -320,7 +320,8 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
     if different := _first_repeated(item.name for item in files):
         raise UsageError(
             f"{different.files} audio files are called {different.name}: their transcripts in "
-            f"{options.output} would overwrite each other"
+            f"{options.output} would overwrite each other. Give the folder above all of them, "
+            "whose folders the names then keep; or rename one, or write to other folders"
         )
     targets = {transcript_file(item, options) for item in files}
     for target in targets:

@@ -82,10 +82,10 @@ def test_card_has_the_measured_rates(
     assert "dim: 32" in card
     assert "## Use" in card
     # A measurement of other parameters does not count.
-    assert "Not evaluated" in export(run, "decode.use_average=false")
+    assert "No results of `pruned-rnnt decode RUN`" in export(run, "decode.use_average=false")
     assert main(["train", str(run), "train.steps=6", "--allow-changes"]) == 0
     newer = export(run)
-    assert "Not evaluated" in newer
+    assert "No results of `pruned-rnnt decode RUN`" in newer
     assert "model-index" not in front_matter(newer)
     assert "modified_beam" in export(run, "decode.checkpoint=" + str(_checkpoint(run, 4)))
 
@@ -104,7 +104,7 @@ def test_card_without_settings_says_what_is_unknown(
     card = (run / "export/icefall/README.md").read_text()
     assert front_matter(card)["license"] == "unknown"
     assert "| licence | unknown: ask the owner" in card
-    assert "Not evaluated" in card
+    assert "No results of `pruned-rnnt decode RUN`" in card
     assert "## Training data\n\nUnknown." in card
     assert "unknown version of pruned_rnnt" in card
     assert "icefall's Zipformer recipe" in card
