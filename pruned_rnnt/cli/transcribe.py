@@ -69,6 +69,11 @@ def add(parsers: Parsers[argparse.ArgumentParser]) -> None:
         help="write one file for each audio file instead of printing to stdout",
     )
     parser.add_argument(
+        "--skip-existing",
+        action="store_true",
+        help="with --output: leave out files with a transcript there, as after an interruption",
+    )
+    parser.add_argument(
         "--channel",
         type=int,
         metavar="N",
@@ -173,6 +178,8 @@ def transcribe(options: argparse.Namespace, console: Console) -> int:
 
         settings = _take_settings(options)
         inputs = check_transcribe(options, settings)
+        if options.skip_existing and not inputs.files:
+            return EXIT_FAILED if inputs.errors else 0
         recogniser = load(
             options.model, device="auto", settings=settings, segments=segment_config(options)
         )

@@ -249,6 +249,8 @@ def segment_config(options: argparse.Namespace) -> SegmentConfig:
 def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) -> AudioInputs:
     """Check the options before the model is loaded; returns the files to transcribe.
 
+    With `options.skip_existing`, those that have a transcript are left out.
+
     Args:
         settings: `decode.key=value`.
 
@@ -302,6 +304,8 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
             "--window, --shortest, --pause, --padding and --detector need audio files: live audio "
             "ends lines by --endpoint-pause and --endpoint-longest"
         )
+    if options.skip_existing and options.output is None:
+        raise UsageError("--skip-existing needs --output: what is printed cannot be continued")
     if options.times and options.format != "text":
         raise UsageError("--times needs --format text: the other formats always have times")
     inputs = AudioInputs([], []) if live else audio_inputs(options.audio)
@@ -333,6 +337,7 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
     for folder in (options.output, *options.output.parents):
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--output is {options.output}, but {folder} is a file, not a folder")
+    existing = set()
     for item in files:
         target = transcript_file(item, options)
         # Not Path.exists, which raises an error for a name that is too long.
@@ -346,7 +351,15 @@ def check_transcribe(options: argparse.Namespace, settings: Sequence[str] = ()) 
                 f"--output {options.output} would overwrite {target}{which}: choose another "
                 "folder, or move that file away"
             )
-    return inputs
+        if target.stat().st_size:
+            existing.add(item)
+    if not options.skip_existing:
+        return inputs
+    print(
+        f"{len(existing):,} of {len(files):,} files have transcripts in {options.output}",
+        file=sys.stderr,
+    )
+    return inputs._replace(files=[item for item in files if item not in existing])
 
 
 class _Repeated(NamedTuple):

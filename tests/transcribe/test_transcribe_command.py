@@ -234,6 +234,30 @@ def test_wrong_options_are_usage_errors(
     assert message in capsys.readouterr().err
 
 
+def test_files_with_a_transcript_are_skipped_on_request(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b", "c"):
+        soundfile.write(tmp_path / f"{name}.wav", sound(1.0), 16000)
+    texts = tmp_path / "texts"
+    command = ["transcribe", str(model), str(tmp_path), "--output", str(texts)]
+    assert main(command) == 0
+    (texts / "b.txt").unlink()
+    (texts / "c.txt").write_text("")
+    kept = (texts / "a.txt").stat().st_mtime_ns
+    capsys.readouterr()
+    assert main([*command, "--skip-existing"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"1 of 3 files have transcripts in {texts}\n")
+    assert printed.out.splitlines() == [f"wrote {texts / name}.txt" for name in "bc"]
+    assert (texts / "a.txt").stat().st_mtime_ns == kept
+    assert main([*command, "--skip-existing"]) == 0
+    printed = capsys.readouterr()
+    assert printed == ("", f"3 of 3 files have transcripts in {texts}\n")
+    assert main([*command[:3], "--skip-existing"]) == EXIT_USAGE
+    assert "--skip-existing needs --output" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("folder", [False, True])
 def test_texts_beside_the_audio_are_kept(
     folder: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

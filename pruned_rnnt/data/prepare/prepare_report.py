@@ -64,9 +64,10 @@ class TrainingLength:
 
     def advice(self, hours: float) -> list[str]:
         """Lines for the summary of prepare."""
+        epochs = f"{self.epochs:,.0f}" if self.epochs >= 10 else f"{self.epochs:.2g}"
         return [
             f"Settings for {hours:,.3g} hours on one GPU: {' '.join(self.settings())}",
-            f"  This is a rule of thumb ({self.epochs:,.2g} epochs). With several GPUs divide "
+            f"  This is a rule of thumb ({epochs} epochs). With several GPUs divide "
             "train.steps and train.validate_every by their number;",
             "  train.early_stopping_patience=5 ends training when the error rate stops falling.",
         ]
