@@ -377,13 +377,15 @@ def test_texts_of_a_folder_have_audio(tmp_path: Path, wav: Path) -> None:
 
 def test_transcripts_are_texts(tmp_path: Path, wav: Path) -> None:
     """Of `transcribe --output`, as for training on them; other texts may have tabs."""
-    for name in ("a.wav", "b.wav", "c.wav"):
+    for name in ("a.wav", "b.wav", "c.wav", "d.wav"):
         (tmp_path / name).symlink_to(wav)
     (tmp_path / "a.txt").write_text("calls/a.wav\tturn left\n")
-    (tmp_path / "b.txt").write_text("b.wav\tturn left\n     0.10     0.40  turn\n")
+    (tmp_path / "b.txt").write_text("b.MP3\tturn left\n     0.10     0.40  turn\n")
     (tmp_path / "c.txt").write_text("a.wav\tturn left\n")
+    (tmp_path / "d.txt").write_text("d\tturn left\n")
     found = [(e.text, e.problem) for e in FolderSource(tmp_path)]
-    assert found == [("turn left", ""), ("turn left", ""), ("a.wav\tturn left\n", "")]
+    assert found[:2] == [("turn left", ""), ("turn left", "")]
+    assert found[2:] == [("a.wav\tturn left\n", ""), ("d\tturn left\n", "")]
 
 
 @pytest.mark.parametrize("name", ["", "text"])

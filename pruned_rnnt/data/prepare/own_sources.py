@@ -254,7 +254,7 @@ class FolderSource:
                 split = split_of_path(relative.as_posix())
                 text_path = texts.get(path.stem, path.with_suffix(".txt"))
                 text, problem, details = _read_text(text_path)
-                text = _without_name(text, name)
+                text = _without_name(text, path.stem)
                 if path.stem in stems:
                     problem = "second audio file of the same stem"
                 stems.add(path.stem)
@@ -288,11 +288,14 @@ class FolderSource:
         return f"{entry.id}-{hashlib.blake2b(os.fsencode(name), digest_size=4).hexdigest()}"
 
 
-def _without_name(text: str, name: str) -> str:
+def _without_name(text: str, stem: str) -> str:
     """The text of a file that `pruned-rnnt transcribe --output` wrote, whose first line begins with
-    the path of the audio and a tab, and may be followed by times; other texts as they are."""
-    path, tab, rest = text.partition("\t")
-    return rest.partition("\n")[0] if tab and Path(path).name == name else text
+    the path of the audio, of any format, and a tab, and may be followed by times; other texts as
+    they are."""
+    before, tab, rest = text.partition("\t")
+    audio = Path(before)
+    is_transcript = tab and audio.suffix.lower() in AUDIO_SUFFIXES and audio.stem == stem
+    return rest.partition("\n")[0] if is_transcript else text
 
 
 def _read_text(path: Path) -> tuple[str, str, str]:
