@@ -34,7 +34,7 @@ _SHORT_SHARE = 0.98
 # Fewer than for printed intervals: those of groups are only drawn.
 _GROUP_REPLICATIONS = 1000
 # The length of audio and that of its features differ by less.
-_SAME_SECONDS = 0.1
+_SAME_SECONDS = 0.05
 # Of the table of an alignment in characters, which takes some seconds.
 _MOST_CELLS = 10**8
 
